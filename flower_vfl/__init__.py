@@ -1,0 +1,1 @@
+"""Vertical federated learning on Flower."""

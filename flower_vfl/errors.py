@@ -1,0 +1,58 @@
+"""Errors that say which party, at which step, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class VerticalError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(VerticalError, ValueError):
+    """A setting that cannot work: an unknown name, a value out of range, a clash."""
+
+
+class PartyError(VerticalError):
+    """Something went wrong at one party.
+
+    Parameters
+    ----------
+    party : str
+        Name of the party.
+    problem : str
+        What happened.
+    remedy : str
+        What to do next.
+    step : int | None (default: None)
+        Training step at which it happened; None before training.
+    """
+
+    def __init__(
+        self, party: str, problem: str, remedy: str, step: int | None = None
+    ) -> None:
+        self.party = party
+        self.problem = problem
+        self.remedy = remedy
+        self.step = step
+        where = f"party '{party}'" + ("" if step is None else f", step {step}")
+        super().__init__(f"{where}: {problem}. {remedy}")
+
+    def __reduce__(self) -> tuple[type[PartyError], tuple[str, str, str, int | None]]:
+        """Survive a trip through Ray's pickling."""
+        return type(self), (self.party, self.problem, self.remedy, self.step)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a name that is not in a registry, listing those that are.
+
+    Parameters
+    ----------
+    kind : str
+        What the name should have named, e.g. ``"dataset"``.
+    name : str
+        The name that was given.
+    known : Iterable[str]
+        The names that exist.
+    """
+    return ConfigError(f"unknown {kind} '{name}'; known: {', '.join(sorted(known))}")

@@ -1,0 +1,1 @@
+"""Datasets, models, the command line and Flower apps."""
