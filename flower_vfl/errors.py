@@ -43,6 +43,10 @@ class PartyError(VerticalError):
         return type(self), (self.party, self.problem, self.remedy, self.step)
 
 
+class PartyRestartedError(PartyError):
+    """A party has lost its memory of the run; a checkpoint can bring it back."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not in a registry, listing those that are.
 

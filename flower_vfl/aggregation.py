@@ -1,0 +1,134 @@
+"""How the label party joins the embeddings of all parties into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError, unknown_name
+
+Aggregate = Callable[[Sequence[Tensor]], Tensor]
+
+
+def sum_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum, added from the first part to the last.
+
+    Parameters
+    ----------
+    parts : Sequence[Tensor]
+        One embedding per party, all of one shape.
+    """
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def mean_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the mean.
+
+    Parameters
+    ----------
+    parts : Sequence[Tensor]
+        One embedding per party, all of one shape.
+    """
+    return sum_parts(parts) / len(parts)
+
+
+def max_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the largest entry in each place.
+
+    Parameters
+    ----------
+    parts : Sequence[Tensor]
+        One embedding per party, all of one shape.
+    """
+    return torch.stack(tuple(parts)).amax(dim=0)
+
+
+def product_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the product, multiplied from the first part to the last.
+
+    Parameters
+    ----------
+    parts : Sequence[Tensor]
+        One embedding per party, all of one shape.
+    """
+    total = parts[0]
+    for part in parts[1:]:
+        total = total * part
+    return total
+
+
+def concat_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the parts side by side.
+
+    Parameters
+    ----------
+    parts : Sequence[Tensor]
+        One embedding per party; the widths may differ.
+    """
+    return torch.cat(tuple(parts), dim=1)
+
+
+AGGREGATIONS: dict[str, Aggregate] = {
+    "concat": concat_parts,
+    "sum": sum_parts,
+    "mean": mean_parts,
+    "max": max_parts,
+    "product": product_parts,
+}
+
+
+class Aggregation(nn.Module):
+    """One of the named aggregations, or a module of the user's.
+
+    Parameters
+    ----------
+    kind : str | nn.Module
+        ``"concat"``, ``"sum"``, ``"mean"``, ``"max"``, ``"product"``, or a module that
+        is called with the list of embeddings (the label party's own first, if it has
+        features) and is trained with the top model.
+    """
+
+    def __init__(self, kind: str | nn.Module) -> None:
+        super().__init__()
+        self.module: nn.Module | None = None
+        if isinstance(kind, nn.Module):
+            self.name, self.module = "module", kind
+        elif kind in AGGREGATIONS:
+            self.name = kind
+        else:
+            raise unknown_name("aggregation", kind, AGGREGATIONS)
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join the embeddings.
+
+        Parameters
+        ----------
+        parts : Sequence[Tensor]
+            One embedding per party.
+        """
+        if self.module is not None:
+            return cast(Tensor, self.module(parts))
+        return AGGREGATIONS[self.name](parts)
+
+    def check(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Refuse embeddings that cannot be joined.
+
+        Parameters
+        ----------
+        shapes : dict[str, tuple[int, ...]]
+            Shape of one row of each party's embedding, by party name.
+        """
+        if self.name in ("concat", "module"):
+            return
+        if len(set(shapes.values())) > 1:
+            listed = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
+            raise ConfigError(
+                f"aggregation '{self.name}' needs embeddings of one shape, got {listed}"
+                "; give every bottom model the same width or use 'concat'"
+            )

@@ -1,0 +1,111 @@
+"""The Flower ClientApp of every party."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from logging import ERROR
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.supercore import log
+
+from . import residence
+from .errors import ConfigError, PartyError
+from .label import LabelParty
+from .party import Party
+from .passive import PassiveParty
+from .protocol import Verb, error_content, read
+from .randomness import RandomState, derive_seed
+from .sessions import enter, node_name, node_role, party_of, safe_name, save
+from .verbs import VERBS
+
+PassiveFactory = Callable[[Context], PassiveParty]
+LabelFactory = Callable[[Context], LabelParty]
+
+
+def vertical_client_app(
+    passive: PassiveFactory,
+    label: LabelFactory,
+    mods: list[Mod] | None = None,
+) -> ClientApp:
+    """Return the one ClientApp of a vertical app; each node plays its own role in it.
+
+    Parameters
+    ----------
+    passive : Callable[[Context], PassiveParty]
+        Makes the party of a passive node: loads that node's data and builds its model.
+        Called once per process; torch's random state is seeded from the run's seed and
+        the node's name around the call.
+    label : Callable[[Context], LabelParty]
+        Makes the label party.
+    mods : list[Mod] | None (default: None)
+        Flower mods around every message.
+
+    Returns
+    -------
+    ClientApp
+        For ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
+    """
+    app = ClientApp(mods=mods)
+
+    def make(context: Context, seed: int) -> Party:
+        name = node_name(context)
+        role = node_role(context)
+        with RandomState(derive_seed(seed, "model", name)):
+            party: Party = label(context) if role == "label" else passive(context)
+        if party.role != role:
+            raise ConfigError(
+                f"the factory of a {role} node returned a {type(party).__name__}"
+            )
+        party.name = party.name or name
+        trust = context.node_config.get("trust-server")
+        if isinstance(party, LabelParty) and trust is not None:
+            party.trust_server = bool(trust)
+        return party
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            records = _answer(message, context, make)
+        except Exception as error:
+            party = party_of(context.run_id, context.node_id)
+            name = party.name if party is not None else safe_name(context)
+            log(ERROR, "party '%s': %s", name, error)
+            if not isinstance(error, ConfigError | PartyError):
+                log(ERROR, traceback.format_exc())
+            records = error_content(error, name).records()
+        return Message(records, reply_to=message)
+
+    registrars = {"query": app.query, "train": app.train, "evaluate": app.evaluate}
+    for verb in Verb:
+        category, action = verb.value.split(".")
+        registrars[category](action)(handle)
+    return app
+
+
+def _answer(
+    message: Message, context: Context, make: Callable[[Context, int], Party]
+) -> RecordDict:
+    """Return the reply to a message; the same one again if it was answered before."""
+    verb, content = Verb(message.metadata.message_type), read(message)
+    resident = residence.is_resident(context.run_id, context.node_id)
+    session = enter(context, verb, content, make, resident)
+    with session.lock:
+        turn = content.number("turn")
+        if turn == session.turn and session.reply is not None:
+            return session.reply
+        if turn < session.turn and verb is not Verb.HELLO:
+            raise PartyError(
+                session.party.name,
+                f"got request {turn} after request {session.turn}",
+                "Two servers may be driving one run: stop one of them",
+            )
+        if session.threads and torch.get_num_threads() != session.threads:
+            torch.set_num_threads(session.threads)
+        reply = VERBS[verb](session, content, context).records()
+        session.turn, session.reply = turn, reply
+        if not resident:
+            save(session, context)
+        return reply

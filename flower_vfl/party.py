@@ -1,0 +1,397 @@
+"""What passive parties and the label party have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .device import resolve_device
+from .errors import ConfigError, PartyError
+from .objectives import OptimizerFactory
+from .randomness import RandomState, derive_seed
+from .schedule import Plan, Schedule, split_rows
+
+Role = Literal["passive", "label"]
+ArrayLike = Tensor | NDArray[Any]
+Features = ArrayLike | Sequence[ArrayLike]
+Shape = tuple[int, ...]
+
+default_optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
+
+
+def party_seed(seed: int, name: str) -> int:
+    """Return the seed of a party's random state (dropout and the like).
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    name : str
+        The party's name.
+    """
+    return derive_seed(seed, "training", name)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all parties agree on before the first step.
+
+    Parameters
+    ----------
+    seed : int
+        The shared seed.
+    batch_size : int
+        Rows of a training batch; 0 for all of them.
+    evaluation_rows : int
+        Rows that travel in one message of an evaluation.
+    test_fraction, valid_fraction : float
+        Held-out shares, where the parties bring no split of their own.
+    parties : Mapping[str, Shape]
+        Shape of one row of each passive party's embedding, in the order in which they
+        are joined.
+    aggregation : str (default: "")
+        Name of the aggregation; empty leaves it to the label party.
+    learning_rate : float (default: 0.0)
+        For this party; 0 keeps the optimizer's own.
+    """
+
+    seed: int
+    batch_size: int
+    evaluation_rows: int = 8192
+    test_fraction: float = 0.2
+    valid_fraction: float = 0.0
+    parties: Mapping[str, Shape] = field(default_factory=dict)
+    aggregation: str = ""
+    learning_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a party says about itself in the hello.
+
+    Parameters
+    ----------
+    name : str
+        The party's name.
+    role : Role
+        ``"passive"`` or ``"label"``.
+    rows : int
+        Number of samples.
+    shape : Shape
+        Shape of one row of its embedding; empty if it makes none.
+    task : str (default: "")
+        The label party's task.
+    ids_digest, split_digest : str (default: "")
+        Keyed digests of the ordered ids and of the party's own split; they show whether
+        two parties have the same and nothing else. Empty where it has none.
+    checkpoints : tuple[str, ...] (default: ())
+        Checkpoints that it could be restored to.
+    """
+
+    name: str
+    role: Role
+    rows: int
+    shape: Shape
+    task: str = ""
+    ids_digest: str = ""
+    split_digest: str = ""
+    checkpoints: tuple[str, ...] = ()
+
+
+def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
+    """Return features as a tuple of tensors, doubles as single precision.
+
+    Parameters
+    ----------
+    features : Features | None
+        A tensor, an array, or several of them with the same rows.
+    """
+    if features is None:
+        return ()
+    many = features if isinstance(features, Sequence) else [features]
+    tensors = tuple(
+        part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part))
+        for part in many
+    )
+    if len({len(tensor) for tensor in tensors}) > 1:
+        rows = [len(tensor) for tensor in tensors]
+        raise ConfigError(f"the parts of the features have different rows: {rows}")
+    return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
+
+
+def check_finite(
+    tensor: Tensor, party: str, what: str, remedy: str, step: int | None
+) -> None:
+    """Raise if a tensor holds a NaN or an infinite entry.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to look at.
+    party : str
+        The party that it came from.
+    what : str
+        What the tensor is.
+    remedy : str
+        What to do about it.
+    step : int | None
+        The training step.
+    """
+    # A sum is several times cheaper than looking at each entry, and finite if all
+    # are; only a sum that overflowed needs the second look.
+    if torch.isfinite(tensor.sum()):
+        return
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
+        raise PartyError(party, problem, remedy, step)
+
+
+def keyed_digest(values: Iterable[object], key: bytes) -> str:
+    """Return a digest of an ordered list that tells nothing but equality.
+
+    Parameters
+    ----------
+    values : Iterable[object]
+        The list; type and text of each entry count.
+    key : bytes
+        Drawn for the session, so that digests of two sessions cannot be compared.
+    """
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for value in values:
+        text = f"{type(value).__name__}:{value}".encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()
+
+
+class Party(ABC):
+    """A participant with rows, perhaps features and a bottom model, and a device.
+
+    Parameters
+    ----------
+    features : Features | None
+        One row per sample: a tensor, an array or several, passed to the model in that
+        order.
+    model : nn.Module | None
+        Bottom model; called as ``model(*features_of_the_batch)``.
+    optimizer : OptimizerFactory
+        Takes the parameters and returns an optimizer.
+    name : str | None
+        Name in messages and errors; None takes it from the node.
+    ids : Sequence[object] | NDArray[Any] | None
+        One id per row; they never leave the party, only a keyed digest of them does.
+    split : NDArray[np.int8] | None
+        ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
+        decide.
+    device : str | torch.device
+        Where it computes.
+    """
+
+    role: Role
+
+    def __init__(
+        self,
+        features: Features | None,
+        model: nn.Module | None,
+        optimizer: OptimizerFactory,
+        name: str | None,
+        ids: Sequence[object] | NDArray[Any] | None,
+        split: NDArray[np.int8] | None,
+        device: str | torch.device,
+    ) -> None:
+        self.name = name or ""
+        self.device = resolve_device(device)
+        self.features = tuple(t.to(self.device) for t in as_tensors(features))
+        self.model = model.to(self.device) if model is not None else None
+        self.make_optimizer = optimizer
+        self.ids = ids
+        self.split = split
+        self.step = 0
+        self.random = RandomState(0, self.device)
+        self.schedule: Schedule | None = None
+        self.optimizer: Optimizer | None = None
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def describe(self, key: bytes) -> Description:
+        """Return what the hello reports.
+
+        Parameters
+        ----------
+        key : bytes
+            Key of this session's digests.
+        """
+
+    def agree(self, terms: Terms) -> None:
+        """Take over the terms of the run and get ready for step 1.
+
+        Parameters
+        ----------
+        terms : Terms
+            What all parties agreed on.
+        """
+        codes = self.split
+        if codes is None:
+            codes = split_rows(
+                self.rows, terms.seed, terms.test_fraction, terms.valid_fraction
+            )
+        plan = Plan(terms.seed, terms.batch_size, terms.evaluation_rows)
+        self.schedule = Schedule(codes, plan, self.device)
+        self.random = RandomState(party_seed(terms.seed, self.name), self.device)
+        self.step = 0
+        self.optimizer = None
+        parameters = [p for p in self.trained_parameters() if p.requires_grad]
+        if parameters:
+            self.optimizer = self.make_optimizer(parameters)
+        self.set_learning_rate(terms.learning_rate)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of this party's own optimizer."""
+        return list(self.model.parameters()) if self.model is not None else []
+
+    def optimizers(self) -> list[Optimizer]:
+        """Return every optimizer of this party."""
+        return [self.optimizer] if self.optimizer is not None else []
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of every optimizer; 0 leaves them alone.
+
+        Parameters
+        ----------
+        rate : float
+            The learning rate.
+        """
+        if rate:
+            for optimizer in self.optimizers():
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training changes, as of the last completed step."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+
+    def agreed(self) -> Schedule:
+        """Return the schedule, or raise if the run has not been agreed on."""
+        if self.schedule is None:
+            raise PartyError(
+                self.name,
+                "was asked to work before the run's terms were agreed on",
+                "Start the run with VerticalStrategy.start, which does so first",
+            )
+        return self.schedule
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the features of some rows.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Row numbers.
+        """
+        return tuple(part[rows] for part in self.features)
+
+    def run_model(self, rows: Tensor) -> Tensor:
+        """Return the bottom model's output for some rows.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Row numbers.
+        """
+        assert self.model is not None  # only called by parties that have one
+        output = cast(Tensor, self.model(*self.take(rows)))
+        fits = isinstance(output, Tensor) and output.dim() > 1
+        if not fits or len(output) != len(rows):
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output)
+            raise PartyError(
+                self.name,
+                f"the bottom model returned {got} for {len(rows)} rows",
+                "It must return one tensor, (rows, width) or more dimensions, with one "
+                "row per input row",
+                self.step + 1,
+            )
+        return output
+
+    def check_data(self) -> None:
+        """Refuse features, ids or splits that cannot be trained on."""
+        for part in self.features:
+            if part.is_floating_point():
+                remedy = "Fill or drop them before the run"
+                check_finite(part, self.name, "its features", remedy, None)
+        for what, values in (("ids", self.ids), ("split codes", self.split)):
+            if values is not None and len(values) != self.rows:
+                raise PartyError(
+                    self.name,
+                    f"has {len(values)} {what} for {self.rows} rows",
+                    f"Give one of the {what} per row, or none at all",
+                )
+        if self.ids is not None:
+            repeated = len(self.ids) - len(set(self.ids))
+            if repeated:
+                raise PartyError(
+                    self.name,
+                    f"{repeated} of its {len(self.ids)} ids are repeated",
+                    "Every row needs an id of its own: drop or merge the repeated rows",
+                )
+
+    def probe_shape(self) -> Shape:
+        """Return the shape of one row of the embedding, found with two rows."""
+        if self.model is None or not self.rows:
+            return ()
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), RandomState(0, self.device):
+            rows = torch.arange(min(2, self.rows), device=self.device)
+            shape = tuple(self.run_model(rows).shape[1:])
+        self.model.train(was_training)
+        return shape
+
+    def digests(self, key: bytes) -> tuple[str, str]:
+        """Return the digests of ids and split for the hello.
+
+        Parameters
+        ----------
+        key : bytes
+            Key of this session's digests.
+        """
+        ids = () if self.ids is None else plain_list(self.ids)
+        split = () if self.split is None else self.split.tolist()
+        return (
+            keyed_digest(ids, key) if ids else "",
+            keyed_digest(split, key) if split else "",
+        )
+
+
+def plain_list(values: Sequence[object] | NDArray[Any]) -> list[object]:
+    """Return Python objects, so that 1 and numpy's 1 have one digest.
+
+    Parameters
+    ----------
+    values : Sequence[object] | NDArray[Any]
+        A list or an array.
+    """
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)

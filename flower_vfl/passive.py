@@ -1,0 +1,220 @@
+"""The passive party: features and a bottom model, no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .errors import PartyError
+from .objectives import OptimizerFactory
+from .party import Description, Features, Party, check_finite, default_optimizer
+
+
+@dataclass
+class _Pending:
+    """A forward pass that waits for its gradient."""
+
+    step: int
+    epoch: int
+    index: int
+    output: Tensor | None  # None: to be computed again
+    random: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class PassiveParty(Party):
+    """A party that holds features and trains a bottom model on the gradients it gets.
+
+    Parameters
+    ----------
+    features : Features
+        One row per sample: a tensor, an array or several.
+    model : nn.Module
+        Bottom model; called as ``model(*features_of_the_batch)``; its output is the cut
+        layer and may have any number of dimensions after the first.
+    optimizer : OptimizerFactory (default: Adam with lr 1e-3)
+        Takes the parameters and returns an optimizer, for example
+        ``functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)``.
+    name : str | None (default: None)
+        Name in messages and errors; None takes it from the node.
+    ids : Sequence[object] | NDArray[Any] | None (default: None)
+        One id per row; a keyed digest shows whether all parties have the same order.
+    split : NDArray[np.int8] | None (default: None)
+        ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
+        decide.
+    device : str | torch.device (default: "auto")
+        Where it computes.
+    """
+
+    role = "passive"
+
+    def __init__(
+        self,
+        features: Features,
+        model: nn.Module,
+        optimizer: OptimizerFactory = default_optimizer,
+        name: str | None = None,
+        ids: Sequence[object] | NDArray[Any] | None = None,
+        split: NDArray[np.int8] | None = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        super().__init__(features, model, optimizer, name, ids, split, device)
+        self.model: nn.Module = model
+        self._pending: _Pending | None = None
+        self._buffers = dict(model.named_buffers())
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return len(self.features[0]) if self.features else 0
+
+    def describe(self, key: bytes) -> Description:
+        """Return what the hello reports.
+
+        Parameters
+        ----------
+        key : bytes
+            Key of this session's digests.
+        """
+        self.check_data()
+        shape = self.probe_shape()
+        ids, split = self.digests(key)
+        return Description(self.name, "passive", self.rows, shape, "", ids, split)
+
+    def forward(self, step: int, epoch: int, index: int) -> Tensor:
+        """Return the embedding of a training batch and wait for its gradient.
+
+        Parameters
+        ----------
+        step : int
+            The training step, from 1.
+        epoch : int
+            The epoch, from 1.
+        index : int
+            The batch within the epoch, from 0.
+        """
+        if step != self.step + 1:
+            raise PartyError(
+                self.name,
+                f"has trained {self.step} steps and was asked for step {step}",
+                "Restore all parties to one checkpoint",
+                step,
+            )
+        random = self.random.state_dict()
+        buffers = {name: b.clone() for name, b in self._buffers.items()}
+        output = self._train_forward(epoch, index)
+        self._pending = _Pending(step, epoch, index, output, random, buffers)
+        return output.detach()
+
+    def _train_forward(self, epoch: int, index: int) -> Tensor:
+        rows = self.agreed().training_rows(epoch, index)
+        if not self.model.training:
+            self.model.train()
+        with self.random:
+            return self.run_model(rows)
+
+    def backward(self, step: int, gradient: Tensor | None) -> None:
+        """Train the bottom model on the gradient of the batch that is waiting.
+
+        Parameters
+        ----------
+        step : int
+            The training step that the gradient belongs to.
+        gradient : Tensor | None
+            Gradient of the embedding; None if a defense withheld it, in which case the
+            model is left as it is.
+        """
+        pending = self._pending
+        if pending is None or pending.step != step:
+            waits = f"step {pending.step}" if pending else "no gradient"
+            raise PartyError(
+                self.name,
+                f"got the gradient of step {step} and waits for {waits}",
+                "Restore all parties to one checkpoint",
+                step,
+            )
+        output = pending.output
+        if output is None:  # the graph did not survive: repeat the same forward pass
+            output = self._train_forward(pending.epoch, pending.index)
+        if gradient is not None:
+            self._descend(step, output, gradient)
+        self._pending = None
+        self.step = step
+
+    def _descend(self, step: int, output: Tensor, gradient: Tensor) -> None:
+        if gradient.shape != output.shape:
+            raise PartyError(
+                self.name,
+                f"got a gradient of shape {tuple(gradient.shape)} for an embedding of "
+                f"shape {tuple(output.shape)}",
+                "The label party and every gradient transform must keep the shape",
+                step,
+            )
+        remedy = "Lower the learning rate, or check the defense that made it"
+        check_finite(gradient, self.name, "the gradient it received", remedy, step)
+        if self.optimizer is None or not output.requires_grad:
+            return
+        with self.random:
+            self.optimizer.zero_grad()
+            output.backward(gradient.to(self.device))  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
+    def embed(self, split: str, index: int) -> Tensor:
+        """Return the embedding of a part of a split, in evaluation mode.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        index : int
+            The part, from 0.
+        """
+        rows = self.agreed().evaluation_rows(split, index)
+        if self.model.training:
+            self.model.eval()
+        with torch.no_grad(), self.random:
+            return self.run_model(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training changes, as of the last completed step."""
+        model, random = self.model.state_dict(), self.random.state_dict()
+        waiting: list[int] = []
+        if self._pending is not None:
+            pending = self._pending
+            waiting = [pending.step, pending.epoch, pending.index]
+            random = pending.random
+            model.update({k: v for k, v in pending.buffers.items() if k in model})
+        return {
+            "role": self.role,
+            "step": self.step,
+            "model": model,
+            "optimizer": [o.state_dict() for o in self.optimizers()],
+            "random": random,
+            "waiting": waiting,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.random.load_state_dict(state["random"])
+        self.step = state["step"]
+        self._pending = None
+        if state["waiting"]:
+            step, epoch, index = state["waiting"]
+            buffers = {name: b.clone() for name, b in self._buffers.items()}
+            random = self.random.state_dict()
+            self._pending = _Pending(step, epoch, index, None, random, buffers)

@@ -1,0 +1,340 @@
+"""The messages of vertical training: the only file that names types and record keys.
+
+A run begins with ``HELLO`` (who are you?) and ``AGREE`` (these are the terms). A
+training step is one ``FORWARD`` to each passive party, which brings the gradient of the
+step before and asks for the next embedding, and one ``LABEL`` to the label party, which
+brings the embeddings and returns one gradient per passive party. ``EMBED`` with
+``EVALUATE`` or ``PREDICT`` do the same without training. ``BACKWARD`` brings a gradient
+alone, ``CHECKPOINT`` and ``RESTORE`` keep and bring back a party's state.
+
+Every request carries a ``turn`` that grows; a party that gets the same turn again
+answers with the same reply and does nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from .arrays import to_array, to_tensor
+from .errors import ConfigError, PartyError, PartyRestartedError, VerticalError
+from .party import Description, Role, Shape, Terms
+
+VERSION = 1
+_CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
+_GRADIENT = "gradient"
+
+Value = int | float | str | bytes | bool | list[int] | list[str]
+
+
+class Verb(StrEnum):
+    """The message types."""
+
+    HELLO = "query.vfl_hello"
+    AGREE = "query.vfl_agree"
+    FORWARD = "train.vfl_forward"
+    LABEL = "train.vfl_label"
+    BACKWARD = "train.vfl_backward"
+    EMBED = "evaluate.vfl_embed"
+    EVALUATE = "evaluate.vfl_evaluate"
+    PREDICT = "query.vfl_predict"
+    CHECKPOINT = "query.vfl_checkpoint"
+    RESTORE = "query.vfl_restore"
+
+
+@dataclass
+class Content:
+    """What a request or a reply carries.
+
+    Parameters
+    ----------
+    config : dict[str, Value] (default: {})
+        Numbers and names.
+    arrays : dict[str, Array] (default: {})
+        Embeddings or gradients by party name, still packed.
+    metrics : dict[str, float] (default: {})
+        Losses and scores.
+    labels : Array | None (default: None)
+        Labels of a batch, from a label party that trusts the server.
+    """
+
+    config: dict[str, Value] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    labels: Array | None = None
+
+    def number(self, key: str) -> int:
+        """Return a whole number of the config.
+
+        Parameters
+        ----------
+        key : str
+            Its key.
+        """
+        value = self._get(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"message entry '{key}' must be a whole number")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return a text of the config.
+
+        Parameters
+        ----------
+        key : str
+            Its key.
+        """
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise ConfigError(f"message entry '{key}' must be a text")
+        return value
+
+    def _get(self, key: str) -> Value:
+        if key not in self.config:
+            raise ConfigError(
+                f"the message has no '{key}'; do all parties run one version of "
+                "flower-vfl?"
+            )
+        return self.config[key]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the arrays as tensors."""
+        return {name: to_tensor(array) for name, array in self.arrays.items()}
+
+    def gradient(self) -> Tensor | None:
+        """Return the gradient that a request to a passive party carries, if any."""
+        array = self.arrays.get(_GRADIENT)
+        return None if array is None else to_tensor(array)
+
+    def records(self) -> RecordDict:
+        """Return the content as Flower records."""
+        records = RecordDict({_CONFIG: ConfigRecord(dict(self.config))})
+        if self.arrays:
+            records[_ARRAYS] = ArrayRecord(self.arrays)
+        if self.metrics:
+            records[_METRICS] = MetricRecord(dict(self.metrics))
+        if self.labels is not None:
+            records[_LABELS] = ArrayRecord({"labels": self.labels})
+        return records
+
+
+def read(message: Message) -> Content:
+    """Return the content of a request or reply.
+
+    Parameters
+    ----------
+    message : Message
+        A message of this protocol.
+    """
+    records = message.content
+    if _CONFIG not in records:
+        raise ConfigError(
+            f"a message of type '{message.metadata.message_type}' has no '{_CONFIG}' "
+            "record: it is not one of flower-vfl's"
+        )
+    content = Content(config=cast(dict[str, Value], dict(records[_CONFIG].items())))
+    if _ARRAYS in records:
+        content.arrays = dict(records.array_records[_ARRAYS].items())
+    if _METRICS in records:
+        content.metrics = cast(
+            dict[str, float], dict(records.metric_records[_METRICS].items())
+        )
+    if _LABELS in records:
+        content.labels = records.array_records[_LABELS]["labels"]
+    return content
+
+
+def request(verb: Verb, node: int, turn: int, content: Content) -> Message:
+    """Return a request to one node.
+
+    Parameters
+    ----------
+    verb : Verb
+        What is asked for.
+    node : int
+        Flower's id of the node.
+    turn : int
+        Number of the request.
+    content : Content
+        What it carries.
+    """
+    content.config["turn"] = turn
+    return Message(
+        content.records(), dst_node_id=node, message_type=verb.value, group_id=str(turn)
+    )
+
+
+def gradient_arrays(gradient: Array | None) -> dict[str, Array]:
+    """Return the arrays of a request that brings a gradient.
+
+    Parameters
+    ----------
+    gradient : Array | None
+        The gradient, or None if there is none to bring.
+    """
+    return {} if gradient is None else {_GRADIENT: gradient}
+
+
+def pack(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return tensors as arrays.
+
+    Parameters
+    ----------
+    tensors : Mapping[str, Tensor]
+        By name.
+    """
+    return {name: to_array(tensor) for name, tensor in tensors.items()}
+
+
+def error_content(error: Exception, party: str) -> Content:
+    """Return the reply of a party at which something went wrong.
+
+    Parameters
+    ----------
+    error : Exception
+        What was raised.
+    party : str
+        The party at which it was raised.
+    """
+    if not isinstance(error, PartyError):
+        expected = isinstance(error, VerticalError)
+        problem = str(error) if expected else f"{type(error).__name__}: {error}"
+        remedy = "Correct this setting" if expected else "That node's log has more"
+        error = PartyError(party, problem, remedy)
+    return Content(
+        config={
+            "error": error.problem,
+            "party": error.party,
+            "remedy": error.remedy,
+            "step": -1 if error.step is None else error.step,
+            "restarted": isinstance(error, PartyRestartedError),
+        }
+    )
+
+
+def raise_error(content: Content, step: int | None) -> None:
+    """Raise what :func:`error_content` packed, if it did.
+
+    Parameters
+    ----------
+    content : Content
+        A reply.
+    step : int | None
+        The training step that the request was for.
+    """
+    if "error" not in content.config:
+        return
+    at = content.number("step")
+    kind = PartyRestartedError if content.config.get("restarted") else PartyError
+    raise kind(
+        content.text("party"),
+        content.text("error"),
+        content.text("remedy"),
+        step if at < 0 else at,
+    )
+
+
+def pack_terms(terms: Terms) -> dict[str, Value]:
+    """Return the terms of a run as the config of a message.
+
+    Parameters
+    ----------
+    terms : Terms
+        What all parties agree on.
+    """
+    return {
+        "seed": terms.seed,
+        "batch-size": terms.batch_size,
+        "evaluation-rows": terms.evaluation_rows,
+        "test-fraction": float(terms.test_fraction),
+        "valid-fraction": float(terms.valid_fraction),
+        "parties": list(terms.parties),
+        "shapes": [_shape_text(shape) for shape in terms.parties.values()],
+        "aggregation": terms.aggregation,
+        "learning-rate": float(terms.learning_rate),
+    }
+
+
+def unpack_terms(content: Content) -> Terms:
+    """Return the terms that a message carries.
+
+    Parameters
+    ----------
+    content : Content
+        Of an ``AGREE`` request.
+    """
+    config = content.config
+    names, shapes = (
+        cast(list[str], config["parties"]),
+        cast(list[str], config["shapes"]),
+    )
+    return Terms(
+        seed=content.number("seed"),
+        batch_size=content.number("batch-size"),
+        evaluation_rows=content.number("evaluation-rows"),
+        test_fraction=cast(float, config["test-fraction"]),
+        valid_fraction=cast(float, config["valid-fraction"]),
+        parties={n: _read_shape(s) for n, s in zip(names, shapes, strict=True)},
+        aggregation=content.text("aggregation"),
+        learning_rate=cast(float, config["learning-rate"]),
+    )
+
+
+def pack_description(description: Description, versions: str) -> dict[str, Value]:
+    """Return a party's description as the config of a message.
+
+    Parameters
+    ----------
+    description : Description
+        What the party says about itself.
+    versions : str
+        Versions of the packages that it runs.
+    """
+    return {
+        "protocol": VERSION,
+        "versions": versions,
+        "name": description.name,
+        "role": description.role,
+        "rows": description.rows,
+        "shape": _shape_text(description.shape),
+        "task": description.task,
+        "ids-digest": description.ids_digest,
+        "split-digest": description.split_digest,
+        "checkpoints": list(description.checkpoints),
+    }
+
+
+def unpack_description(content: Content) -> Description:
+    """Return the description that a reply carries.
+
+    Parameters
+    ----------
+    content : Content
+        Of a reply to ``HELLO``.
+    """
+    return Description(
+        name=content.text("name"),
+        role=cast(Role, content.text("role")),
+        rows=content.number("rows"),
+        shape=_read_shape(content.text("shape")),
+        task=content.text("task"),
+        ids_digest=content.text("ids-digest"),
+        split_digest=content.text("split-digest"),
+        checkpoints=tuple(cast(list[str], content.config["checkpoints"])),
+    )
+
+
+def _shape_text(shape: Shape) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def _read_shape(text: str) -> Shape:
+    if not re.fullmatch(r"(\d+(x\d+)*)?", text):
+        raise ConfigError(f"'{text}' is not the shape of an embedding")
+    return tuple(int(size) for size in text.split("x")) if text else ()

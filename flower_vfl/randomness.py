@@ -1,0 +1,101 @@
+"""Seeds that are derived, and a random state that belongs to one party."""
+
+from __future__ import annotations
+
+import hashlib
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a 63-bit seed that depends on every part and on their order.
+
+    Parameters
+    ----------
+    *parts : int | str
+        For example ``(seed, "batches", epoch)`` or ``(seed, party, step)``.
+    """
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """Return a CPU generator seeded with :func:`derive_seed`.
+
+    Parameters
+    ----------
+    *parts : int | str
+        What the seed depends on.
+    """
+    return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+class RandomState:
+    """A random state of torch that is in force inside a ``with`` block only.
+
+    Dropout and weight initialisation draw from torch's global generators. Parties that
+    share a process would then disturb each other, and a run in one process would
+    differ from the same run on several nodes. Each party therefore swaps its own state
+    in while it computes and puts the former state back afterwards.
+
+    Parameters
+    ----------
+    seed : int
+        Where the stream starts.
+    device : torch.device | None (default: None)
+        A CUDA device whose generator is swapped as well.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._own: list[Tensor] = [torch.Generator().manual_seed(seed).get_state()]
+        if self._device is not None:
+            self._own.append(
+                torch.Generator(self._device).manual_seed(seed).get_state()
+            )
+        self._outer: list[Tensor] = []
+
+    def _current(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        if self._device is not None:
+            states.append(torch.cuda.get_rng_state(self._device))
+        return states
+
+    def _install(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self._device is not None and len(states) > 1:
+            torch.cuda.set_rng_state(states[1], self._device)
+
+    def __enter__(self) -> RandomState:
+        """Put this state in force."""
+        self._outer = self._current()
+        self._install(self._own)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Keep where this state has got to and put the former one back."""
+        self._own = self._current()
+        self._install(self._outer)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state as tensors."""
+        return {f"generator{i}": state.clone() for i, state in enumerate(self._own)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a state that :meth:`state_dict` returned.
+
+        Parameters
+        ----------
+        state : dict[str, Tensor]
+            The saved state.
+        """
+        saved = [state[f"generator{i}"].cpu() for i in range(len(state))]
+        self._own[: len(saved)] = saved[: len(self._own)]

@@ -1,0 +1,183 @@
+"""Which rows are in which split and in which batch, derived from a shared seed.
+
+Every party computes the same rows by itself, so no row number travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import ConfigError
+from .randomness import derive_seed, generator
+
+TRAIN, VALID, TEST = 0, 1, 2
+SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST}
+
+
+def split_rows(
+    rows: int, seed: int, test_fraction: float = 0.2, valid_fraction: float = 0.0
+) -> NDArray[np.int8]:
+    """Return for each row whether it is for training, validation or testing.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    seed : int
+        The shared seed.
+    test_fraction : float (default: 0.2)
+        Share of the rows that are held out for the test; rounded to whole rows.
+    valid_fraction : float (default: 0.0)
+        Share of the rows that are held out for early stopping.
+
+    Returns
+    -------
+    NDArray[np.int8]
+        ``TRAIN``, ``VALID`` or ``TEST`` for each row.
+    """
+    for name, value in (("test", test_fraction), ("valid", valid_fraction)):
+        if not 0.0 <= value < 1.0:
+            raise ConfigError(f"{name}_fraction must be in [0, 1), got {value}")
+    test, valid = round(rows * test_fraction), round(rows * valid_fraction)
+    if rows - test - valid < 1:
+        raise ConfigError(
+            f"no training rows are left of {rows} with test_fraction={test_fraction} "
+            f"and valid_fraction={valid_fraction}; make the held-out parts smaller"
+        )
+    order = np.random.default_rng(derive_seed(seed, "splits")).permutation(rows)
+    codes = np.full(rows, TRAIN, dtype=np.int8)
+    codes[order[:test]] = TEST
+    codes[order[test : test + valid]] = VALID
+    return codes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings from which every party derives its rows.
+
+    Parameters
+    ----------
+    seed : int
+        The shared seed.
+    batch_size : int
+        Rows of a training batch; 0 for all training rows in one batch.
+    evaluation_rows : int
+        Rows that travel in one message of an evaluation.
+    """
+
+    seed: int
+    batch_size: int
+    evaluation_rows: int = 8192
+
+
+class Schedule:
+    """Rows of each batch of each split.
+
+    Parameters
+    ----------
+    codes : NDArray[np.int8]
+        The split of each row, as :func:`split_rows` returns it.
+    plan : Plan
+        Shared settings.
+    device : torch.device | None (default: None)
+        Where row numbers are kept.
+    """
+
+    def __init__(
+        self,
+        codes: NDArray[np.int8],
+        plan: Plan,
+        device: torch.device | None = None,
+    ) -> None:
+        self.plan = plan
+        self._device = device
+        self._rows = {
+            name: torch.from_numpy(np.flatnonzero(codes == code)).to(device)
+            for name, code in SPLITS.items()
+        }
+        self._epoch = -1
+        self._order = self._rows["train"]
+
+    def size(self, split: str) -> int:
+        """Return the number of rows of a split.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        """
+        return len(self._rows[split])
+
+    def batches(self, split: str, training: bool = False) -> int:
+        """Return the number of batches of a split.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        training : bool (default: False)
+            Whether the rows are shuffled into training batches.
+        """
+        return count_batches(self.size(split), self._size_of_batch(split, training))
+
+    def training_rows(self, epoch: int, index: int) -> Tensor:
+        """Return the rows of one training batch.
+
+        Parameters
+        ----------
+        epoch : int
+            The epoch, from 1.
+        index : int
+            The batch within the epoch, from 0.
+        """
+        if epoch != self._epoch:
+            rows = self._rows["train"]
+            stream = generator(self.plan.seed, "batches", epoch)
+            order = torch.randperm(len(rows), generator=stream)
+            self._order, self._epoch = rows[order.to(self._device)], epoch
+        return self._cut(self._order, index, self._size_of_batch("train", True))
+
+    def evaluation_rows(self, split: str, index: int) -> Tensor:
+        """Return the rows of one part of an evaluation, in order.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        index : int
+            The part, from 0.
+        """
+        return self._cut(self._rows[split], index, self._size_of_batch(split, False))
+
+    def _size_of_batch(self, split: str, training: bool) -> int:
+        size = self.plan.batch_size if training else self.plan.evaluation_rows
+        return size or max(self.size(split), 1)
+
+    @staticmethod
+    def _cut(rows: Tensor, index: int, size: int) -> Tensor:
+        batches = count_batches(len(rows), size)
+        if not 0 <= index < batches:
+            raise ConfigError(f"there is no batch {index}: the split has {batches}")
+        return rows[index * size : None if index == batches - 1 else (index + 1) * size]
+
+
+def count_batches(rows: int, size: int) -> int:
+    """Return how many batches of a size the rows make.
+
+    A remainder of one row joins the batch before it, because batch normalisation
+    cannot train on a single row.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    size : int
+        Rows of a batch.
+    """
+    full, rest = divmod(rows, size)
+    return full + (rest > 1 or (rest == 1 and full == 0))

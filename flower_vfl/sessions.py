@@ -1,0 +1,189 @@
+"""Parties that live in this process, and how they survive in Flower's node state."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from .checkpoints import from_bytes, to_bytes
+from .errors import ConfigError, PartyRestartedError
+from .party import Party, Role, Terms
+from .protocol import Content, Verb
+
+_STATE = "flower_vfl.state"
+_REPLY = "flower_vfl.reply."
+
+
+def node_role(context: Context) -> Role:
+    """Return the role of a node.
+
+    Parameters
+    ----------
+    context : Context
+        Its node config says ``role = "label"`` or ``role = "passive"``; in a simulation
+        the node with ``partition-id`` 0 is the label party.
+    """
+    role = context.node_config.get("role")
+    if role is None:
+        if "partition-id" not in context.node_config:
+            raise ConfigError(
+                f"node {context.node_id} has no role; start its SuperNode with "
+                "--node-config 'role=\"label\"' or 'role=\"passive\"'"
+            )
+        return "label" if int(context.node_config["partition-id"]) == 0 else "passive"
+    if role not in ("label", "passive"):
+        raise ConfigError(
+            f"node {context.node_id} has the unknown role '{role}'; "
+            "known: label, passive"
+        )
+    return cast(Role, role)
+
+
+def node_name(context: Context) -> str:
+    """Return the name of a node's party.
+
+    Parameters
+    ----------
+    context : Context
+        ``name`` of its node config, else ``"label"`` or ``"passive-<partition-id>"``.
+    """
+    name = context.node_config.get("name")
+    if name is not None:
+        return str(name)
+    if node_role(context) == "label":
+        return "label"
+    return f"passive-{context.node_config.get('partition-id', context.node_id)}"
+
+
+def safe_name(context: Context) -> str:
+    """Return a name for an error message, even for a node without a role.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    try:
+        return node_name(context)
+    except ConfigError:
+        return f"node-{context.node_id}"
+
+
+@dataclass
+class Session:
+    """A party that lives in this process, and its last reply."""
+
+    party: Party
+    seed: int
+    threads: int
+    turn: int = 0
+    reply: RecordDict | None = None
+    terms: Terms | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_sessions: dict[tuple[int, int], Session] = {}
+
+
+def forget(run_id: int) -> None:
+    """Drop every party of a run that lives in this process.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's id of the run.
+    """
+    for key in [key for key in _sessions if key[0] == run_id]:
+        del _sessions[key]
+
+
+def party_of(run_id: int, node_id: int) -> Party | None:
+    """Return a party that lives in this process, or None.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's id of the run.
+    node_id : int
+        Flower's id of the node.
+    """
+    session = _sessions.get((run_id, node_id))
+    return None if session is None else session.party
+
+
+def enter(
+    context: Context,
+    verb: Verb,
+    content: Content,
+    make: Callable[[Context, int], Party],
+    resident: bool,
+) -> Session:
+    """Return the party of this node, from memory or from its Flower state."""
+    key = (context.run_id, context.node_id)
+    session = _sessions.get(key)
+    saved = context.state.config_records.get(_STATE)
+    if session is not None and resident:
+        return session
+    if session is not None and saved is not None and saved["turn"] == session.turn:
+        return session
+    if saved is None:
+        if verb is not Verb.HELLO:
+            raise PartyRestartedError(
+                safe_name(context),
+                f"got '{verb}' before the hello of this run",
+                "Its process may have been restarted: start the run again with resume",
+            )
+        if session is None:
+            seed = content.number("seed")
+            session = Session(make(context, seed), seed, content.number("threads"))
+            _sessions[key] = session
+        return session
+    if session is None:
+        seed, threads = cast(int, saved["seed"]), cast(int, saved["threads"])
+        session = Session(make(context, seed), seed, threads)
+        _sessions[key] = session
+    load(session, context, saved)
+    return session
+
+
+def save(session: Session, context: Context) -> None:
+    """Keep a party in its node's Flower state, for runtimes that keep no process."""
+    terms = json.dumps(asdict(session.terms)) if session.terms else ""
+    context.state[_STATE] = ConfigRecord(
+        {
+            "turn": session.turn,
+            "seed": session.seed,
+            "threads": session.threads,
+            "terms": terms,
+            "state": to_bytes(session.party.state_dict()) if session.terms else b"",
+        }
+    )
+    for key in [key for key in context.state if key.startswith(_REPLY)]:
+        del context.state[key]
+    for key, record in (session.reply or RecordDict()).items():
+        context.state[_REPLY + key] = record
+
+
+def load(session: Session, context: Context, saved: ConfigRecord) -> None:
+    """Bring a party to where its node's Flower state says it is."""
+    terms, state = cast(str, saved["terms"]), cast(bytes, saved["state"])
+    if terms:
+        fields: dict[str, Any] = json.loads(terms)
+        fields["parties"] = {k: tuple(v) for k, v in fields["parties"].items()}
+        agreed = Terms(**fields)
+        if session.terms is None:
+            session.party.describe(b"")  # prepares the labels
+        if session.terms != agreed:
+            session.party.agree(agreed)
+            session.terms = agreed
+        session.party.load_state_dict(from_bytes(state))
+    size = len(_REPLY)
+    session.turn = cast(int, saved["turn"])
+    session.reply = RecordDict(
+        {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
+    )

@@ -1,0 +1,139 @@
+"""What a party does for each message: unpack, call the party, pack."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import replace
+
+from flwr.app import Context
+
+from .checkpoints import open_store
+from .errors import ConfigError, PartyError
+from .label import LabelParty
+from .passive import PassiveParty
+from .protocol import Content, Verb, pack, pack_description, unpack_terms
+from .schedule import SPLITS
+from .sessions import Session
+
+
+def versions() -> str:
+    """Return the versions of the packages that must match between parties."""
+    names = ("flower-vfl", "flwr", "torch")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def _hello(session: Session, content: Content, context: Context) -> Content:
+    key = content.config["key"]
+    if not isinstance(key, bytes):
+        raise ConfigError("message entry 'key' must be bytes")
+    session.threads = content.number("threads")
+    description = session.party.describe(key)
+    tags = tuple(open_store(context, session.party.name).tags())
+    description = replace(description, checkpoints=tags)
+    return Content(config=pack_description(description, versions()))
+
+
+def _agree(session: Session, content: Content, context: Context) -> Content:
+    session.terms = unpack_terms(content)
+    session.party.agree(session.terms)
+    schedule = session.party.agreed()
+    return Content(config={split: schedule.size(split) for split in SPLITS})
+
+
+def _passive(session: Session) -> PassiveParty:
+    if not isinstance(session.party, PassiveParty):
+        raise ConfigError(f"party '{session.party.name}' is not a passive party")
+    return session.party
+
+
+def _label(session: Session) -> LabelParty:
+    if not isinstance(session.party, LabelParty):
+        raise ConfigError(f"party '{session.party.name}' is not the label party")
+    return session.party
+
+
+def _backward(session: Session, content: Content, context: Context) -> Content:
+    if "gradient-step" in content.config:
+        gradient = content.gradient()
+        _passive(session).backward(content.number("gradient-step"), gradient)
+    return Content()
+
+
+def _forward(session: Session, content: Content, context: Context) -> Content:
+    _backward(session, content, context)
+    party = _passive(session)
+    embedding = party.forward(
+        content.number("step"), content.number("epoch"), content.number("index")
+    )
+    return Content(arrays=pack({party.name: embedding}))
+
+
+def _embed(session: Session, content: Content, context: Context) -> Content:
+    _backward(session, content, context)
+    party = _passive(session)
+    embedding = party.embed(content.text("split"), content.number("index"))
+    return Content(arrays=pack({party.name: embedding}))
+
+
+def _train(session: Session, content: Content, context: Context) -> Content:
+    party = _label(session)
+    step = content.number("step")
+    wants_labels = bool(content.config.get("labels", False))
+    if wants_labels and not party.trust_server:
+        raise PartyError(
+            party.name,
+            "a defense at the strategy asks for labels, and this node does not trust "
+            "the server with them",
+            "Set trust-server=true in this node's config, or place the defense at the "
+            "label party",
+            step,
+        )
+    result = party.train_step(
+        step, content.number("epoch"), content.number("index"), content.tensors()
+    )
+    labels = pack({"labels": result.labels})["labels"] if wants_labels else None
+    metrics = {"loss": result.loss, "rows": float(result.rows), **result.metrics}
+    return Content(arrays=pack(result.gradients), metrics=metrics, labels=labels)
+
+
+def _evaluate(session: Session, content: Content, context: Context) -> Content:
+    metrics = _label(session).evaluate(
+        content.text("split"), content.number("index"), content.tensors()
+    )
+    return Content(metrics=metrics)
+
+
+def _predict(session: Session, content: Content, context: Context) -> Content:
+    predictions = _label(session).predict(
+        content.text("split"), content.number("index"), content.tensors()
+    )
+    return Content(arrays=pack({"predictions": predictions}))
+
+
+def _checkpoint(session: Session, content: Content, context: Context) -> Content:
+    _backward(session, content, context)
+    party, tag = session.party, content.text("tag")
+    open_store(context, party.name).save(tag, party.state_dict())
+    return Content(config={"step": party.step})
+
+
+def _restore(session: Session, content: Content, context: Context) -> Content:
+    party, tag = session.party, content.text("tag")
+    state = open_store(context, party.name).load(tag)
+    party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+    return Content(config={"step": party.step})
+
+
+VERBS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
+    Verb.HELLO: _hello,
+    Verb.AGREE: _agree,
+    Verb.FORWARD: _forward,
+    Verb.LABEL: _train,
+    Verb.BACKWARD: _backward,
+    Verb.EMBED: _embed,
+    Verb.EVALUATE: _evaluate,
+    Verb.PREDICT: _predict,
+    Verb.CHECKPOINT: _checkpoint,
+    Verb.RESTORE: _restore,
+}

@@ -1,0 +1,173 @@
+"""Requests to parties and their replies: numbered, repeated if lost, checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.protocol import Content, Verb, raise_error, read, request
+
+
+class Courier:
+    """Sends requests over a grid and hands back checked replies by party name.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any Flower grid.
+    timeout : float
+        Seconds to wait for a reply.
+    retries : int
+        How often a request without a reply is sent again.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, retries: int) -> None:
+        self.grid = grid
+        self.timeout = timeout
+        self.retries = retries
+        self.turn = 0
+        self.nodes: dict[str, int] = {}
+
+    def wait_for_nodes(self, expected: int | None) -> None:
+        """Wait until the nodes of the run are there, and give them working names.
+
+        Parameters
+        ----------
+        expected : int | None
+            Number of parties, the label party included; None takes those that are
+            there, as soon as there are two.
+        """
+        deadline = time.monotonic() + self.timeout
+        while True:
+            nodes = sorted(self.grid.get_node_ids())
+            if len(nodes) >= (expected or 2):
+                break
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{len(nodes)} of {expected or 2} parties are there after "
+                    f"{self.timeout:g} s; start the missing SuperNodes, or more "
+                    "simulated ones with --federation-config num-supernodes=..."
+                )
+            time.sleep(0.1)
+        if expected is not None and len(nodes) > expected:
+            raise ConfigError(
+                f"{len(nodes)} nodes are there, {expected} parties were expected; stop "
+                "the others or set the number of parties to what is there"
+            )
+        self.nodes = {f"node-{node}": node for node in nodes}
+
+    def messages(self, verb: Verb, contents: Mapping[str, Content]) -> list[Message]:
+        """Return the requests of one turn.
+
+        Parameters
+        ----------
+        verb : Verb
+            What is asked for.
+        contents : Mapping[str, Content]
+            What each party is sent.
+        """
+        self.turn += 1
+        return [
+            request(verb, self.nodes[name], self.turn, content)
+            for name, content in contents.items()
+        ]
+
+    def ask(
+        self, verb: Verb, contents: Mapping[str, Content], step: int | None = None
+    ) -> dict[str, Content]:
+        """Send one request to each named party and return the replies.
+
+        Parameters
+        ----------
+        verb : Verb
+            What is asked for.
+        contents : Mapping[str, Content]
+            What each party is sent.
+        step : int | None (default: None)
+            The training step, for error messages.
+        """
+        return self.collect(self.deliver(self.messages(verb, contents), step), step)
+
+    def deliver(self, messages: list[Message], step: int | None) -> list[Message]:
+        """Return one reply per message; send those again that got none.
+
+        Parameters
+        ----------
+        messages : list[Message]
+            Requests to different nodes.
+        step : int | None
+            The training step, for error messages.
+        """
+        names = {node: name for name, node in self.nodes.items()}
+        replies: dict[int, Message] = {}
+        for attempt in range(self.retries + 1):
+            waiting = [m for m in messages if m.metadata.dst_node_id not in replies]
+            if attempt:
+                late = [names[m.metadata.dst_node_id] for m in waiting]
+                log(WARNING, "no reply from %s: asking again", ", ".join(late))
+                waiting = [_repeat(message) for message in waiting]
+            for reply in self.grid.send_and_receive(waiting, timeout=self.timeout):
+                replies[reply.metadata.src_node_id] = reply
+            if len(replies) == len(messages):
+                return [replies[m.metadata.dst_node_id] for m in messages]
+        missing = [
+            names[m.metadata.dst_node_id]
+            for m in messages
+            if m.metadata.dst_node_id not in replies
+        ]
+        raise PartyError(
+            missing[0],
+            f"did not answer {self.retries + 1} requests within {self.timeout:g} s each"
+            + (f"; nor did {', '.join(missing[1:])}" if missing[1:] else ""),
+            "Look at that node's log, bring it back and resume from a checkpoint",
+            step,
+        )
+
+    def collect(
+        self, replies: Iterable[Message], step: int | None
+    ) -> dict[str, Content]:
+        """Return the content of each reply by party name; raise what a party reports.
+
+        Parameters
+        ----------
+        replies : Iterable[Message]
+            Replies of different nodes.
+        step : int | None
+            The training step, for error messages.
+        """
+        names = {node: name for name, node in self.nodes.items()}
+        contents = {}
+        for reply in replies:
+            name = names[reply.metadata.src_node_id]
+            if reply.has_error():
+                raise PartyError(
+                    name,
+                    f"its ClientApp failed: {reply.error.reason}",
+                    "Look at that node's log",
+                    step,
+                )
+            try:
+                content = read(reply)
+            except ConfigError as error:
+                remedy = "Every node must run a vertical_client_app"
+                raise PartyError(name, str(error), remedy, step) from error
+            raise_error(content, step)
+            contents[name] = content
+        return contents
+
+
+def _repeat(message: Message) -> Message:
+    """Return the same request as a new Flower message."""
+    metadata = message.metadata
+    return Message(
+        message.content,
+        dst_node_id=metadata.dst_node_id,
+        message_type=metadata.message_type,
+        group_id=metadata.group_id,
+    )

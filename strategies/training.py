@@ -1,0 +1,355 @@
+"""The loop of vertical training: steps, evaluations, checkpoints, rewinding."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.supercore import log
+
+from flower_vfl.arrays import to_array, to_tensor
+from flower_vfl.checkpoints import DirectoryStore, step_tag, tagged_step
+from flower_vfl.errors import ConfigError, PartyRestartedError, VerticalError
+from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.protocol import Content, Verb, gradient_arrays
+from flower_vfl.schedule import count_batches
+from flower_vfl.transform import Batch
+
+from .courier import Courier
+from .meeting import Meeting
+from .progress import TrainingProgress
+from .run_state import RunState, interruptible
+
+if TYPE_CHECKING:
+    from .vertical import VerticalStrategy
+
+_SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
+
+
+class Training:
+    """One run of a strategy over a grid.
+
+    Parameters
+    ----------
+    strategy : VerticalStrategy
+        The settings, and Flower's four methods that make and read messages.
+    courier : Courier
+        Reaches the parties.
+    meeting : Meeting
+        Who they are.
+    epochs : int
+        Number of epochs.
+    """
+
+    def __init__(
+        self,
+        strategy: VerticalStrategy,
+        courier: Courier,
+        meeting: Meeting,
+        epochs: int,
+    ) -> None:
+        self.strategy = strategy
+        self.courier = courier
+        self.meeting = meeting
+        self.epochs = epochs
+        self.state = RunState()
+        rows = meeting.sizes["train"]
+        self.steps = count_batches(rows, strategy.batch_size or rows)
+        self._gradients: dict[str, Array] = {}  # made, but not yet delivered
+        self._gradient_step = 0
+        self._kept: dict[int, dict[str, Any]] = {}
+        folder = strategy.state_dir
+        self._store = DirectoryStore(Path(folder) / "strategy") if folder else None
+        self._rewinds = 0
+        self._rewound_at = -1
+
+    def run(self) -> RunState:
+        """Train until the last epoch or until early stopping, and return the state."""
+        shown = self.strategy.progress
+        bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
+        with bar, interruptible() as interrupted:
+            while not self.state.stopped and self.state.step < self.epochs * self.steps:
+                try:
+                    self._advance(bar)
+                    if interrupted():
+                        self._checkpoint(step_tag(self.state.step))
+                        raise KeyboardInterrupt
+                except PartyRestartedError as error:
+                    self._rewind(error)
+                except VerticalError as error:
+                    error.add_note(self._advice())
+                    raise
+            self._finish()
+        return self.state
+
+    def _advance(self, bar: TrainingProgress) -> None:
+        epoch, index = divmod(self.state.step, self.steps)
+        started = time.perf_counter()
+        loss = self._step(epoch + 1, index)
+        self.state.seconds += time.perf_counter() - started
+        bar.stepped(self.state.step, epoch + 1, loss)
+        if index == self.steps - 1:
+            self._close_epoch(epoch + 1, bar)
+        every = self.strategy.checkpoint_every
+        if every and self.state.step % every == 0:
+            self._checkpoint(step_tag(self.state.step))
+
+    def _step(self, epoch: int, index: int) -> float:
+        """Swap embeddings for gradients once; return the loss."""
+        step = self.state.step + 1
+        strategy, courier = self.strategy, self.courier
+        where = {"step": step, "index": index}
+        embeddings, _ = strategy.aggregate_train(
+            epoch,
+            courier.deliver(
+                list(
+                    strategy.configure_train(
+                        epoch,
+                        ArrayRecord(self._gradients),
+                        ConfigRecord({**where, **self._gradient_config()}),
+                        courier.grid,
+                    )
+                ),
+                step,
+            ),
+        )
+        self._gradients, self._gradient_step = {}, 0
+        label = self.meeting.label.name
+        content = Content({**where, "epoch": epoch}, dict(embeddings or {}))
+        if any(transform.requires_labels for transform in strategy.transforms):
+            content.config["labels"] = True
+        reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
+        self._gradients = self._defend(reply, step, epoch)
+        self._gradient_step = self.state.step = step
+        rows = reply.metrics["rows"]
+        self.state.loss += reply.metrics["loss"] * rows
+        self.state.rows += rows
+        return reply.metrics["loss"]
+
+    def _gradient_config(self) -> dict[str, int]:
+        return {"gradient-step": self._gradient_step} if self._gradient_step else {}
+
+    def _defend(self, reply: Content, step: int, epoch: int) -> dict[str, Array]:
+        """Return what each passive party gets: the gradient, transformed."""
+        if not self.strategy.transforms:
+            return reply.arrays
+        labels = None if reply.labels is None else to_tensor(reply.labels)
+        defended = {}
+        for name, array in reply.arrays.items():
+            gradient = to_tensor(array)
+            batch = Batch(name, step, self.strategy.seed, labels, epoch)
+            for transform in self.strategy.transforms:
+                gradient = transform(gradient, batch)
+            defended[name] = to_array(gradient)
+        return defended
+
+    def _tell_passive(self, verb: Verb, **config: str) -> None:
+        """Send a request to every passive party, with the gradient that is due."""
+        contents = {
+            name: Content(
+                config={**config, **self._gradient_config()},
+                arrays=gradient_arrays(self._gradients.get(name)),
+            )
+            for name in self.meeting.passive
+        }
+        self.courier.ask(verb, contents, self.state.step)
+        self._gradients, self._gradient_step = {}, 0
+
+    def _close_epoch(self, epoch: int, bar: TrainingProgress) -> None:
+        state = self.state
+        state.train[epoch] = {
+            "loss": state.loss / state.rows,
+            "seconds": state.seconds,
+            "steps": self.steps,
+        }
+        state.loss = state.rows = state.seconds = 0.0
+        every = self.strategy.evaluate_every
+        last = epoch == self.epochs
+        if not every or (epoch % every and not last):
+            return
+        held_out = [s for s in ("valid", "test") if self.meeting.sizes[s]]
+        metrics = {
+            f"{split}_{name}": value
+            for split in held_out
+            for name, value in self.evaluate(split, epoch).items()
+        }
+        state.evaluate[epoch] = metrics
+        main = f"{held_out[0]}_{self._metric()}" if held_out else ""
+        if main in metrics:
+            bar.evaluated(main, metrics[main])
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+        log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], shown)
+        if self.strategy.early_stopping is not None:
+            self._consider_stopping(metrics)
+
+    def _metric(self) -> str:
+        stopping = self.strategy.early_stopping
+        chosen = stopping.metric if stopping is not None else None
+        return chosen or MAIN_METRIC[self.meeting.label.task]
+
+    def _consider_stopping(self, metrics: dict[str, float]) -> None:
+        stopping, state = self.strategy.early_stopping, self.state
+        assert stopping is not None  # the caller looked
+        name = f"valid_{self._metric()}"
+        if name not in metrics:
+            raise ConfigError(
+                f"early stopping looks at '{name}', which was not measured; measured "
+                f"were {', '.join(metrics) or 'none'}. Set valid_fraction, or another "
+                "metric"
+            )
+        if stopping.improves(metrics[name], state.best, self._metric()):
+            state.best, state.stale = metrics[name], 0
+            if stopping.restore_best:
+                self._checkpoint("best")
+        else:
+            state.stale += 1
+            state.stopped = state.stale >= stopping.patience
+
+    def evaluate(self, split: str, epoch: int) -> dict[str, float]:
+        """Return the metrics of a split.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        epoch : int
+            The epoch, for Flower's methods.
+        """
+        metrics: dict[str, float] = {}
+        for index in range(self._parts(split)):
+            embeddings = self._embeddings(split, index, epoch)
+            content = Content({"split": split, "index": index}, embeddings)
+            label = self.meeting.label.name
+            messages = self.courier.messages(Verb.EVALUATE, {label: content})
+            replies = self.courier.deliver(messages, self.state.step)
+            record = self.strategy.aggregate_evaluate(epoch, replies)
+            metrics = {k: float(v) for k, v in (record or {}).items()}  # type: ignore[arg-type]
+        return metrics
+
+    def predict(self, split: str) -> list[Array]:
+        """Return the predictions for a split, part by part.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        """
+        parts = []
+        label = self.meeting.label.name
+        for index in range(self._parts(split)):
+            embeddings = self._embeddings(split, index, 0)
+            content = Content({"split": split, "index": index}, embeddings)
+            reply = self.courier.ask(Verb.PREDICT, {label: content}, None)[label]
+            parts.append(reply.arrays["predictions"])
+        return parts
+
+    def _parts(self, split: str) -> int:
+        rows = self.meeting.sizes[split]
+        return count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
+
+    def _embeddings(self, split: str, index: int, epoch: int) -> dict[str, Array]:
+        where: dict[str, Any] = {"split": split, "index": index}
+        messages = self.strategy.configure_evaluate(
+            epoch,
+            ArrayRecord(self._gradients),
+            ConfigRecord({**where, **self._gradient_config()}),
+            self.courier.grid,
+        )
+        replies = self.courier.deliver(list(messages), self.state.step)
+        self._gradients, self._gradient_step = {}, 0
+        contents = self.courier.collect(replies, self.state.step)
+        return {name: content.arrays[name] for name, content in contents.items()}
+
+    def _checkpoint(self, tag: str) -> None:
+        """Have every party keep its state after the last completed step."""
+        self._tell_passive(Verb.CHECKPOINT, tag=tag)
+        label = self.meeting.label.name
+        self.courier.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
+        kept = {
+            "run": asdict(self.state),
+            "transforms": [t.state_dict() for t in self.strategy.transforms],
+        }
+        self._kept[self.state.step] = copy.deepcopy(kept)
+        if self._store is not None:
+            self._store.save(tag, kept)
+
+    def restore(self, tag: str) -> None:
+        """Bring every party, and this run, back to a checkpoint.
+
+        Parameters
+        ----------
+        tag : str
+            A checkpoint that every party has.
+        """
+        contents = {name: Content({"tag": tag}) for name in self.courier.nodes}
+        replies = self.courier.ask(Verb.RESTORE, contents)
+        steps = {name: reply.number("step") for name, reply in replies.items()}
+        if len(set(steps.values())) != 1:
+            raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
+        self._gradients, self._gradient_step = {}, 0
+        step = next(iter(steps.values()))
+        kept = self._kept.get(step)
+        if kept is None and self._store is not None and tag in self._store.tags():
+            kept = self._store.load(tag)
+        if kept is None:
+            self.state = RunState(step=step)
+            return
+        self.state = RunState(**copy.deepcopy(kept["run"]))
+        for transform, state in zip(
+            self.strategy.transforms, kept["transforms"], strict=True
+        ):
+            transform.load_state_dict(state)
+
+    def resume(self) -> None:
+        """Go back to the newest step that every party has a checkpoint of."""
+        found = [tagged_step(tag) for tag in self.meeting.common_checkpoints()]
+        steps = [step for step in found if step is not None]
+        if not steps:
+            raise ConfigError(
+                "there is no checkpoint that every party has; give every node a "
+                "state-dir, set checkpoint_every, and start once without resume"
+            )
+        self.restore(step_tag(max(steps)))
+        log(INFO, "resumed after step %d", self.state.step)
+
+    def _rewind(self, error: PartyRestartedError) -> None:
+        """Bring everyone back after a party came back without its memory."""
+        step = self.state.step
+        self._rewinds = self._rewinds + 1 if step == self._rewound_at else 1
+        self._rewound_at = step
+        if self._rewinds > _SAME_STEP_REWINDS:
+            error.add_note(f"step {step + 1} was tried {self._rewinds} times")
+            raise error
+        log(WARNING, "%s", error)
+        self.meeting = self.strategy.meet(self.courier)
+        try:
+            self.resume()
+        except ConfigError as no_checkpoint:
+            raise error from no_checkpoint
+
+    def _finish(self) -> None:
+        stopping = self.strategy.early_stopping
+        if (
+            stopping is not None
+            and stopping.restore_best
+            and self.state.best is not None
+        ):
+            ended = self.state
+            self._tell_passive(Verb.BACKWARD)
+            self.restore("best")
+            self.state = ended
+        if self.strategy.keep_final:
+            self._checkpoint("final")
+        elif self._gradient_step:
+            self._tell_passive(Verb.BACKWARD)
+
+    def _advice(self) -> str:
+        if not self._kept:
+            return "No checkpoint was kept; set checkpoint_every to be able to resume."
+        newest = max(self._kept)
+        return f"The newest checkpoint is of step {newest}: start with resume=True."

@@ -1,0 +1,360 @@
+"""The strategy that swaps embeddings for gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from flower_vfl.aggregation import AGGREGATIONS
+from flower_vfl.arrays import to_tensor
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.party import Terms
+from flower_vfl.protocol import Content, Value, Verb, gradient_arrays
+from flower_vfl.transform import GradientTransform
+
+from .courier import Courier
+from .meeting import Meeting, hold_meeting
+from .run_state import RunState
+from .stopping import EarlyStopping
+from .training import Training
+
+
+class VerticalStrategy(Strategy):
+    """Train a model that is split between a label party and passive parties.
+
+    A round is an epoch. In each step every passive party gets the gradient of the step
+    before and returns the embedding of the next batch; the label party gets the
+    embeddings and returns one gradient per passive party.
+
+    Parameters
+    ----------
+    batch_size : int (default: 256)
+        Rows of a training batch; 0 for all training rows at once.
+    seed : int (default: 0)
+        Decides batches, splits, dropout and everything else that is random.
+    aggregation : str | None (default: None)
+        ``"concat"``, ``"sum"``, ``"mean"``, ``"max"`` or ``"product"``; None leaves it
+        to the label party, which may have a module of its own for it.
+    learning_rate : float | Mapping[str, float] | None (default: None)
+        For all parties, or by party name with ``"*"`` for the others; None keeps what
+        the parties' optimizers say.
+    test_fraction, valid_fraction : float (default: 0.2, 0.0)
+        Held-out shares, where the parties bring no split of their own.
+    evaluate_every : int (default: 1)
+        Epochs between evaluations; 0 for none. The last epoch is always evaluated.
+    early_stopping : EarlyStopping | None (default: None)
+        Stop when the validation rows no longer improve.
+    transforms : Sequence[GradientTransform] (default: ())
+        Defenses, applied in order to every gradient before it leaves for its party.
+    checkpoint_every : int (default: 0)
+        Steps between checkpoints at every party; 0 for none.
+    keep_final : bool (default: False)
+        Whether every party keeps a checkpoint ``"final"`` at the end.
+    state_dir : str | Path | None (default: None)
+        Where the strategy keeps its own part of every checkpoint.
+    parties : int | None (default: None)
+        Number of parties to wait for, the label party included.
+    retries : int (default: 1)
+        How often a request without a reply is sent again.
+    threads : int (default: 0)
+        Number of torch threads of every party; 0 leaves it alone. Sums depend on it, so
+        runs on different engines are equal to the last bit only if it is the same.
+    evaluation_rows : int (default: 8192)
+        Rows that travel in one message of an evaluation.
+    progress : bool | None (default: None)
+        Whether a progress bar is shown; None shows it on a terminal.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 256,
+        seed: int = 0,
+        aggregation: str | None = None,
+        learning_rate: float | Mapping[str, float] | None = None,
+        test_fraction: float = 0.2,
+        valid_fraction: float = 0.0,
+        evaluate_every: int = 1,
+        early_stopping: EarlyStopping | None = None,
+        transforms: Sequence[GradientTransform] = (),
+        checkpoint_every: int = 0,
+        keep_final: bool = False,
+        state_dir: str | Path | None = None,
+        parties: int | None = None,
+        retries: int = 1,
+        threads: int = 0,
+        evaluation_rows: int = 8192,
+        progress: bool | None = None,
+    ) -> None:
+        if aggregation is not None and aggregation not in AGGREGATIONS:
+            raise unknown_name("aggregation", aggregation, AGGREGATIONS)
+        for name, number in (
+            ("batch_size", batch_size),
+            ("evaluate_every", evaluate_every),
+            ("checkpoint_every", checkpoint_every),
+            ("retries", retries),
+            ("threads", threads),
+            ("evaluation_rows", evaluation_rows),
+        ):
+            if number < 0:
+                raise ConfigError(f"{name} must not be negative, got {number}")
+        if early_stopping is not None and not evaluate_every:
+            raise ConfigError("early stopping needs evaluations: set evaluate_every")
+        self.batch_size = batch_size
+        self.seed = seed
+        self.aggregation = aggregation
+        self.rates = _rates(learning_rate)
+        self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
+        self.evaluate_every = evaluate_every
+        self.early_stopping = early_stopping
+        self.transforms = list(transforms)
+        self.checkpoint_every = checkpoint_every
+        self.keep_final = keep_final
+        self.state_dir = state_dir
+        self.parties = parties
+        self.retries = retries
+        self.threads = threads
+        self.evaluation_rows = evaluation_rows
+        self.progress = progress
+        self._training: Training | None = None
+
+    def summary(self) -> None:
+        """Log the settings."""
+        fraction = f"test {self.test_fraction:g}, valid {self.valid_fraction:g}"
+        defenses = ", ".join(type(t).__name__ for t in self.transforms) or "none"
+        log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
+        log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
+        log(INFO, "\t├──> held out (unless the data says): %s", fraction)
+        log(INFO, "\t└──> defenses: %s", defenses)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Train, and return what was measured.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid whose nodes run a ``vertical_client_app``.
+        initial_arrays : ArrayRecord | None (default: None)
+            Must be None or empty: models stay with the parties that own them.
+        num_rounds : int (default: 3)
+            Number of epochs.
+        timeout : float (default: 3600)
+            Seconds to wait for a party's reply.
+        train_config, evaluate_config : ConfigRecord | None (default: None)
+            Must be None or empty: parties are configured by this strategy.
+        evaluate_fn : Callable | None (default: None)
+            Called after the run for every evaluated epoch, with no arrays.
+        resume : bool (default: False)
+            Continue from the newest checkpoint that every party has.
+
+        Returns
+        -------
+        Result
+            Training and evaluation metrics by epoch. Its arrays are empty, because no
+            model leaves its party.
+        """
+        for name, given in (
+            ("initial_arrays", initial_arrays),
+            ("train_config", train_config),
+            ("evaluate_config", evaluate_config),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{name} is not used in vertical training: parties keep their own "
+                    "models, and settings are arguments of VerticalStrategy"
+                )
+        if num_rounds < 1:
+            raise ConfigError(f"num_rounds must be at least 1, got {num_rounds}")
+        log(INFO, "Starting %s:", type(self).__name__)
+        self.summary()
+        started = time.time()
+        training = self.connect(grid, num_rounds, timeout)
+        if resume:
+            training.resume()
+        state = training.run()
+        result = _result(state)
+        if evaluate_fn is not None:
+            for epoch in state.evaluate:
+                metrics = evaluate_fn(epoch, ArrayRecord())
+                if metrics is not None:
+                    result.evaluate_metrics_serverapp[epoch] = metrics
+        log(INFO, "Finished in %.2f s", time.time() - started)
+        return result
+
+    def connect(
+        self, grid: Grid, num_rounds: int = 1, timeout: float = 3600
+    ) -> Training:
+        """Greet the parties of a grid and agree on the terms, without training.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid whose nodes run a ``vertical_client_app``.
+        num_rounds : int (default: 1)
+            Number of epochs.
+        timeout : float (default: 3600)
+            Seconds to wait for a party's reply.
+        """
+        courier = Courier(grid, timeout, self.retries)
+        meeting = self.meet(courier)
+        self._training = Training(self, courier, meeting, num_rounds)
+        return self._training
+
+    def meet(self, courier: Courier) -> Meeting:
+        """Hold the hello with the nodes that a courier reaches.
+
+        Parameters
+        ----------
+        courier : Courier
+            Reaches the nodes.
+        """
+        courier.wait_for_nodes(self.parties)
+        terms = Terms(
+            seed=self.seed,
+            batch_size=self.batch_size,
+            evaluation_rows=self.evaluation_rows,
+            test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
+            aggregation=self.aggregation or "",
+        )
+        return hold_meeting(courier, terms, self.rates, self.threads)
+
+    def predict(self, split: str = "test") -> NDArray[Any]:
+        """Return the model's predictions for a split, in row order.
+
+        Parameters
+        ----------
+        split : str (default: "test")
+            ``"train"``, ``"valid"`` or ``"test"``.
+        """
+        parts = [to_tensor(part).numpy() for part in self._running().predict(split)]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+
+    def _running(self) -> Training:
+        if self._training is None:
+            raise ConfigError("call start or connect first: no party is known yet")
+        return self._training
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the requests of one step to the passive parties.
+
+        Parameters
+        ----------
+        server_round : int
+            The epoch.
+        arrays : ArrayRecord
+            Gradients of the step before by party name; empty if there are none.
+        config : ConfigRecord
+            Step and batch number.
+        grid : Grid
+            Not needed: the parties are known.
+        """
+        return self._requests(Verb.FORWARD, arrays, {**config, "epoch": server_round})
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the embeddings of one step by party name.
+
+        Parameters
+        ----------
+        server_round : int
+            The epoch.
+        replies : Iterable[Message]
+            Replies of the passive parties.
+        """
+        training = self._running()
+        contents = training.courier.collect(replies, training.state.step + 1)
+        embeddings = {name: content.arrays[name] for name, content in contents.items()}
+        return ArrayRecord(embeddings), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the requests for the embeddings of a part of a split.
+
+        Parameters
+        ----------
+        server_round : int
+            The epoch.
+        arrays : ArrayRecord
+            Gradients that are still due by party name; empty if there are none.
+        config : ConfigRecord
+            Split and part.
+        grid : Grid
+            Not needed: the parties are known.
+        """
+        return self._requests(Verb.EMBED, arrays, dict(config))
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics that the label party reports after the last part.
+
+        Parameters
+        ----------
+        server_round : int
+            The epoch.
+        replies : Iterable[Message]
+            The label party's reply.
+        """
+        training = self._running()
+        for content in training.courier.collect(replies, training.state.step).values():
+            if content.metrics:
+                return MetricRecord(dict(content.metrics))
+        return None
+
+    def _requests(
+        self, verb: Verb, gradients: ArrayRecord, config: Mapping[str, Any]
+    ) -> list[Message]:
+        training = self._running()
+        settings: dict[str, Value] = dict(config)
+        return training.courier.messages(
+            verb,
+            {
+                name: Content(dict(settings), gradient_arrays(gradients.get(name)))
+                for name in training.meeting.passive
+            },
+        )
+
+
+def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:
+    if rate is None:
+        return {}
+    rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
+    for name, value in rates.items():
+        if not value > 0.0:
+            raise ConfigError(
+                f"the learning rate of '{name}' must be positive: {value}"
+            )
+    return rates
+
+
+def _result(state: RunState) -> Result:
+    result = Result()
+    for epoch, metrics in state.train.items():
+        result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+    for epoch, metrics in state.evaluate.items():
+        result.evaluate_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+    return result
