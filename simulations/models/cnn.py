@@ -1,0 +1,153 @@
+"""Convolutional bottom models."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError
+
+from ..inputs import InputSpec
+from .bottom import BottomModel
+from .layers import activation_layer, dense_layers, normalise_image, positive
+
+
+def conv_layers(
+    shape: tuple[int, int, int],
+    channels: Sequence[int],
+    kernel: int = 3,
+    padding: bool = True,
+    activation: str = "relu",
+    batch_norm: bool = False,
+) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    """Return convolutions, each with an activation and a 2×2 max pooling.
+
+    A side that is shorter than an unpadded kernel is padded after all, and a side of
+    one pixel is not pooled, so that narrow strips come through.
+
+    Parameters
+    ----------
+    shape : tuple[int, int, int]
+        Channels, height and width that come in.
+    channels : Sequence[int]
+        Output channels of each convolution.
+    kernel : int (default: 3)
+        Side of the kernels, odd; the stride is 1.
+    padding : bool (default: True)
+        Whether the convolutions keep the height and the width.
+    activation : str (default: "relu")
+        A name of ``ACTIVATIONS``.
+    batch_norm : bool (default: False)
+        Whether a batch norm stands before each activation.
+
+    Returns
+    -------
+    tuple[list[nn.Module], tuple[int, int, int]]
+        The layers, and the channels, height and width that come out.
+    """
+    positive("channels", *channels)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ConfigError(f"kernel must be odd and at least 1, got {kernel}")
+    inside, *sides = shape
+    layers: list[nn.Module] = []
+    for outside in channels:
+        pads = [kernel // 2 if padding or side < kernel else 0 for side in sides]
+        layers.append(nn.Conv2d(inside, outside, kernel, padding=(pads[0], pads[1])))
+        if batch_norm:
+            layers.append(nn.BatchNorm2d(outside))
+        layers.append(activation_layer(activation))
+        sides = [
+            side + 2 * pad - kernel + 1 for side, pad in zip(sides, pads, strict=True)
+        ]
+        windows = [min(side, 2) for side in sides]
+        layers.append(nn.MaxPool2d((windows[0], windows[1])))
+        sides = [side // window for side, window in zip(sides, windows, strict=True)]
+        inside = outside
+    return layers, (inside, sides[0], sides[1])
+
+
+class CNN(BottomModel):
+    """Convolutions with max pooling, then fully connected layers.
+
+    Two published local models for ISIC are its special cases and have names of their
+    own in ``BOTTOM_MODELS``: that of "Label Leakage and Protection in Two-party Split
+    Learning" (Li et al., 2022) up to its cut layer, ``channels=(64, 64, 64, 64),
+    linear=False``, and that of GAFM, ``channels=(6, 16, 32), padding=False,
+    hidden=(120, 84)`` and a width of 40.
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The party's image, of any height and width.
+    width : int
+        Width of the cut layer.
+    channels : tuple[int, ...] (default: (16, 32, 64))
+        Output channels of each convolution, at least one.
+    kernel : int (default: 3)
+        Side of the kernels, odd; the stride is 1.
+    padding : bool (default: True)
+        Whether the convolutions keep the height and the width.
+    hidden : tuple[int, ...] (default: ())
+        Width of each fully connected layer between the convolutions and the cut.
+    linear : bool (default: True)
+        Whether a linear layer leads to the cut layer. If not, the cut layer is the
+        flattened output of the last pooling, and the width must be its size.
+    activation : str (default: "relu")
+        Activation of convolutions and hidden layers, a name of ``ACTIVATIONS``.
+    dropout : float (default: 0.0)
+        Dropout after each hidden layer.
+    batch_norm : bool (default: False)
+        Whether convolutions and hidden layers have a batch norm.
+    final : str (default: "none")
+        Activation of the cut layer, a name of ``ACTIVATIONS``.
+    """
+
+    takes: ClassVar[frozenset[str]] = frozenset({"image"})
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        width: int,
+        channels: tuple[int, ...] = (16, 32, 64),
+        kernel: int = 3,
+        padding: bool = True,
+        hidden: tuple[int, ...] = (),
+        linear: bool = True,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        final: str = "none",
+    ) -> None:
+        super().__init__(spec, width)
+        assert spec.image is not None
+        if not channels:
+            raise ConfigError("a CNN needs at least one convolution in channels")
+        layers, (maps, height, breadth) = conv_layers(
+            spec.image, channels, kernel, padding, activation, batch_norm
+        )
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        flat = maps * height * breadth
+        head = dense_layers(flat, hidden, activation, dropout, batch_norm)
+        if linear:
+            head.append(nn.Linear(hidden[-1] if hidden else flat, width))
+        elif hidden:
+            raise ConfigError("linear=false leaves no room for hidden layers")
+        elif width != flat:
+            raise ConfigError(
+                f"without a linear layer an image of {spec.image} gives a cut layer "
+                f"of {maps}×{height}×{breadth} = {flat} columns, not {width}; set the "
+                f"width to {flat} or linear=true"
+            )
+        self.head = nn.Sequential(*head, activation_layer(final))
+        self._first = 2 if batch_norm else 1
+
+    @property
+    def first_layer(self) -> nn.Module:
+        """The activation of the first convolution, before its pooling."""
+        return self.features[self._first]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the cut layer (B, width)."""
+        (image,) = inputs
+        cut: Tensor = self.head(self.features(normalise_image(image)))
+        return cut

@@ -1,0 +1,168 @@
+"""Building blocks that several models share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError, unknown_name
+
+from ..inputs import InputSpec
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "none": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky-relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+def activation_layer(name: str) -> nn.Module:
+    """Return a new activation module.
+
+    Parameters
+    ----------
+    name : str
+        A name of ``ACTIVATIONS``.
+    """
+    if name not in ACTIVATIONS:
+        raise unknown_name("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]()
+
+
+def dense_layers(
+    in_width: int,
+    hidden: Sequence[int],
+    activation: str = "relu",
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+) -> list[nn.Module]:
+    """Return hidden layers: linear, batch norm, activation, dropout, and so on.
+
+    Parameters
+    ----------
+    in_width : int
+        Number of input columns.
+    hidden : Sequence[int]
+        Width of each hidden layer; may be empty.
+    activation : str (default: "relu")
+        A name of ``ACTIVATIONS``.
+    dropout : float (default: 0.0)
+        Probability of dropping a unit; 0 adds no dropout layer.
+    batch_norm : bool (default: False)
+        Whether a batch norm stands before each activation. Training batches then
+        need at least two rows.
+    """
+    if not 0.0 <= dropout < 1.0:
+        raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}")
+    positive("hidden", *hidden)
+    layers: list[nn.Module] = []
+    for units in hidden:
+        layers.append(nn.Linear(in_width, units))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(units))
+        layers.append(activation_layer(activation))
+        if dropout > 0.0:
+            layers.append(nn.Dropout(dropout))
+        in_width = units
+    return layers
+
+
+def positive(what: str, *values: int) -> None:
+    """Refuse sizes below 1.
+
+    Parameters
+    ----------
+    what : str
+        What the sizes are, for the error.
+    *values : int
+        The sizes.
+    """
+    for value in values:
+        if value < 1:
+            raise ConfigError(f"{what} must be at least 1, got {value}")
+
+
+def normalise_image(image: Tensor) -> Tensor:
+    """Map ``uint8`` pixels linearly from 0..255 to -1..1, as ``float32``.
+
+    Parameters
+    ----------
+    image : Tensor
+        Pixels (B, C, H, W).
+    """
+    if image.dtype != torch.uint8:
+        raise ConfigError(
+            f"an image must arrive as uint8 (B, C, H, W), got {image.dtype}; the "
+            "model scales it itself"
+        )
+    return (image.float() / 255 - 0.5) / 0.5
+
+
+class TableEncoder(nn.Module):
+    """Turns the columns of a table into one vector per row.
+
+    The numeric columns come first, then the embedding of each categorical column.
+    Code 0 does not occur in the training rows, so its embedding starts at zero: a
+    value never seen adds nothing rather than noise.
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The table's columns.
+    embedding : int
+        Width of each categorical column's embedding.
+    """
+
+    def __init__(self, spec: InputSpec, embedding: int) -> None:
+        super().__init__()
+        positive("embedding", embedding)
+        self.numeric = spec.numeric
+        self.width = spec.numeric + embedding * len(spec.cardinalities)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(codes, embedding) for codes in spec.cardinalities
+        )
+        with torch.no_grad():
+            for layer in self.embeddings:
+                assert isinstance(layer, nn.Embedding)
+                layer.weight[0] = 0.0
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the rows as vectors (B, width)."""
+        expected = int(self.numeric > 0) + int(len(self.embeddings) > 0)
+        if len(inputs) != expected:
+            raise ConfigError(
+                f"a table with {self.numeric} numeric and {len(self.embeddings)} "
+                f"categorical columns arrives as {expected} tensor(s), got "
+                f"{len(inputs)}"
+            )
+        parts = [inputs[0]] if self.numeric else []
+        if self.embeddings:
+            codes = inputs[-1].unbind(dim=1)
+            parts += [
+                layer(column)
+                for layer, column in zip(self.embeddings, codes, strict=True)
+            ]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+class ImageEncoder(nn.Module):
+    """Turns an image into one vector per row, its normalised pixels.
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The image's shape.
+    """
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        assert spec.image is not None
+        channels, height, width = spec.image
+        self.width = channels * height * width
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the pixels (B, width), between -1 and 1."""
+        return normalise_image(image).flatten(1)

@@ -1,0 +1,122 @@
+"""Models by name, as a config gives them."""
+
+from collections.abc import Callable
+from functools import partial
+
+from flower_vfl.errors import ConfigError
+
+from ..inputs import InputSpec
+from ..spec import build_from_spec, parse_spec
+from .bottom import BottomModel, input_kind
+from .cnn import CNN
+from .mlp import MLP
+from .resnet import ResNet20
+from .top import CNNTop, IdentityTop, LinearTop, MLPTop, TopModel
+from .wide_deep import WideDeep
+
+# A name with a paper in front is that paper's model with its parameters as defaults;
+# the width beside it is the paper's cut layer, which the caller chooses.
+BOTTOM_MODELS: dict[str, Callable[..., BottomModel]] = {
+    "mlp": MLP,
+    "wide-deep": WideDeep,
+    "cnn": CNN,
+    "resnet20": ResNet20,
+    # Marvell (Li et al., 2022), A.6.2: Criteo and Avazu, width 128; ISIC, width 1600
+    "marvell-wide-deep": partial(WideDeep, wide=False, final="relu"),
+    "marvell-cnn": partial(CNN, channels=(64, 64, 64, 64), linear=False),
+    # FLORIST, Criteo: cut after the second 128-unit ReLU layer, width 128
+    "florist-deep": partial(WideDeep, hidden=(128,), wide=False, final="relu"),
+    # GAFM, E.2: width 1, for ISIC 40
+    "gafm-spambase": partial(
+        MLP, hidden=(16,), activation="leaky-relu", final="sigmoid"
+    ),
+    "gafm-imdb": partial(MLP, hidden=(256, 128), dropout=0.5, final="sigmoid"),
+    "gafm-wide-deep": partial(WideDeep, hidden=(16, 16), embedding=16),
+    "gafm-cnn": partial(CNN, channels=(6, 16, 32), padding=False, hidden=(120, 84)),
+    # Original GAFM, section 4: "a single hidden layer", width 1; the 16 units are ours
+    "gafm-original": partial(MLP, hidden=(16,), activation="leaky-relu"),
+    # LADSG, table 2, Loan Prediction: four layers; the 64 units are ours
+    "ladsg-fcnn4": partial(MLP, hidden=(64, 64, 64)),
+}
+
+TOP_MODELS: dict[str, Callable[..., TopModel]] = {
+    "none": IdentityTop,
+    "linear": LinearTop,
+    "mlp": MLPTop,
+    # Marvell, A.6.2: what follows the cut layer, except for the wide part
+    "marvell-deep": partial(MLPTop, hidden=(128, 128, 128)),
+    "marvell-cnn": CNNTop,
+    # FLORIST: the last two layers of the deep part
+    "florist-deep": partial(MLPTop, hidden=(128, 128)),
+    # LADSG, table 2; the 64 units are ours
+    "ladsg-fcnn3": partial(MLPTop, hidden=(64, 64)),
+    "ladsg-fcnn4": partial(MLPTop, hidden=(64, 64, 64)),
+}
+
+
+def auto_bottom(spec: InputSpec) -> str:
+    """Return the name of the bottom model that ``"auto"`` stands for.
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The party's features: an image gets a CNN, a table with categorical columns a
+        Wide & Deep model, any other table an MLP.
+    """
+    if spec.image is not None:
+        return "cnn"
+    return "wide-deep" if spec.cardinalities else "mlp"
+
+
+def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
+    """Build a party's bottom model.
+
+    Parameters
+    ----------
+    text : str
+        A name of ``BOTTOM_MODELS`` or ``"auto"``, with parameters if any, e.g.
+        ``"mlp:hidden=64+32,dropout=0.1"``.
+    spec : InputSpec
+        The party's features.
+    width : int
+        Width of the cut layer.
+
+    Examples
+    --------
+    >>> build_bottom("gafm-spambase", InputSpec(numeric=57), 1).width
+    1
+    """
+    name, _ = parse_spec(text)
+    if name == "auto":
+        name = auto_bottom(spec)
+        text = name + text.strip().removeprefix("auto")
+    kind = input_kind(spec)
+    if name in BOTTOM_MODELS and kind not in _takes(BOTTOM_MODELS[name]):
+        able = [key for key, model in BOTTOM_MODELS.items() if kind in _takes(model)]
+        raise ConfigError(
+            f"bottom model '{name}' cannot take {spec}; models for features of kind "
+            f"'{kind}': {', '.join(sorted(able))}"
+        )
+    return build_from_spec("bottom model", text, BOTTOM_MODELS, spec, width)
+
+
+def build_top(text: str, in_width: int, out_width: int) -> TopModel:
+    """Build the label party's top model.
+
+    Parameters
+    ----------
+    text : str
+        A name of ``TOP_MODELS``, with parameters if any, e.g. ``"mlp:hidden=32"``.
+    in_width : int
+        Width of the parties' cut layers, concatenated or summed.
+    out_width : int
+        1 for a binary task or a regression, otherwise the number of classes.
+    """
+    return build_from_spec("top model", text, TOP_MODELS, in_width, out_width)
+
+
+def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
+    """Return the kinds of features a registered class, or partial of one, takes."""
+    built = model.func if isinstance(model, partial) else model
+    assert isinstance(built, type) and issubclass(built, BottomModel)
+    return built.takes

@@ -1,0 +1,154 @@
+"""Top models: from the cut layers, put together, to the label party's logits."""
+
+from math import prod
+
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError
+
+from .cnn import conv_layers
+from .layers import dense_layers, positive
+
+
+class TopModel(nn.Module):
+    """The label party's model; returns logits (B, out_width).
+
+    Parameters
+    ----------
+    in_width : int
+        Width of what comes in: the parties' cut layers, concatenated or summed.
+    out_width : int
+        1 for a binary task or a regression, otherwise the number of classes.
+    """
+
+    layers: nn.Module
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__()
+        positive("in_width", in_width)
+        positive("out_width", out_width)
+        self.in_width = in_width
+        self.out_width = out_width
+
+    def forward(self, cut: Tensor) -> Tensor:
+        """Return the logits (B, out_width)."""
+        logits: Tensor = self.layers(cut)
+        return logits
+
+
+class IdentityTop(TopModel):
+    """No layers: the parties' summed outputs are the logits.
+
+    Parameters
+    ----------
+    in_width : int
+        Width of the summed cut layers, which must be `out_width`.
+    out_width : int
+        Number of logits.
+    """
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width)
+        if in_width != out_width:
+            raise ConfigError(
+                f"without a top model the summed cut layers are the logits: the cut "
+                f"width must be {out_width}, got {in_width}"
+            )
+        self.layers = nn.Identity()
+
+
+class LinearTop(TopModel):
+    """One linear layer.
+
+    Parameters
+    ----------
+    in_width : int
+        Width of what comes in.
+    out_width : int
+        Number of logits.
+    """
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width)
+        self.layers = nn.Linear(in_width, out_width)
+
+
+class MLPTop(TopModel):
+    """Hidden layers, then a linear layer.
+
+    Parameters
+    ----------
+    in_width : int
+        Width of what comes in.
+    out_width : int
+        Number of logits.
+    hidden : tuple[int, ...] (default: (64,))
+        Width of each hidden layer.
+    activation : str (default: "relu")
+        Activation of the hidden layers, a name of ``ACTIVATIONS``.
+    dropout : float (default: 0.0)
+        Dropout after each hidden layer.
+    batch_norm : bool (default: False)
+        Whether each hidden layer has a batch norm before its activation.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        hidden: tuple[int, ...] = (64,),
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(in_width, out_width)
+        self.layers = nn.Sequential(
+            *dense_layers(in_width, hidden, activation, dropout, batch_norm),
+            nn.Linear(hidden[-1] if hidden else in_width, out_width),
+        )
+
+
+class CNNTop(TopModel):
+    """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022), ISIC.
+
+    https://arxiv.org/abs/2102.08504, appendix A.6.2: what follows the cut layer of
+    the bottom model ``marvell-cnn``, two more convolutions with ReLU and max
+    pooling, a hidden layer and the logit.
+
+    Parameters
+    ----------
+    in_width : int
+        Width of what comes in, which must be the product of `shape`.
+    out_width : int
+        Number of logits.
+    shape : tuple[int, int, int] (default: (64, 5, 5))
+        Channels, height and width of the flattened maps at the cut layer.
+    channels : tuple[int, ...] (default: (64, 64))
+        Output channels of each convolution.
+    hidden : tuple[int, ...] (default: (64,))
+        Width of each hidden layer.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        shape: tuple[int, int, int] = (64, 5, 5),
+        channels: tuple[int, ...] = (64, 64),
+        hidden: tuple[int, ...] = (64,),
+    ) -> None:
+        super().__init__(in_width, out_width)
+        if in_width != prod(shape):
+            raise ConfigError(
+                f"maps of shape {shape} have {prod(shape)} columns at the cut layer, "
+                f"but {in_width} come in; set shape=channels+height+width"
+            )
+        convolutions, out_shape = conv_layers(shape, channels)
+        flat = prod(out_shape)
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, shape),
+            *convolutions,
+            nn.Flatten(),
+            *dense_layers(flat, hidden),
+            nn.Linear(hidden[-1] if hidden else flat, out_width),
+        )

@@ -1,0 +1,89 @@
+"""Wide & Deep bottom models for tables with categorical columns."""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..inputs import InputSpec
+from .bottom import BottomModel
+from .layers import TableEncoder, activation_layer, dense_layers
+
+
+class WideDeep(BottomModel):
+    """Wide & Deep Learning for Recommender Systems (Cheng et al., 2016).
+
+    https://arxiv.org/abs/1606.07792, in the form that "Label Leakage and Protection
+    in Two-party Split Learning" (Li et al., 2022) gives for Criteo and Avazu: the
+    deep part embeds each categorical column, joins the numeric columns and applies
+    hidden layers; the wide part is linear in one-dimensional embeddings and the
+    numeric columns; the two are summed at the cut layer.
+
+    Li et al. cut after the third ReLU layer of the deep part and leave the wide part
+    to the label party, which there sees the features too: that is
+    ``wide=False, final="relu"`` and a width of 128.
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The party's columns.
+    width : int
+        Width of the cut layer.
+    hidden : tuple[int, ...] (default: (128, 128))
+        Width of each hidden layer of the deep part.
+    embedding : int (default: 4)
+        Width of each categorical column's embedding in the deep part.
+    wide : bool (default: True)
+        Whether the model has the wide part.
+    activation : str (default: "relu")
+        Activation of the hidden layers, a name of ``ACTIVATIONS``.
+    dropout : float (default: 0.0)
+        Dropout after each hidden layer.
+    batch_norm : bool (default: False)
+        Whether each hidden layer has a batch norm before its activation.
+    final : str (default: "none")
+        Activation of the cut layer, after the sum; a name of ``ACTIVATIONS``.
+    """
+
+    takes: ClassVar[frozenset[str]] = frozenset({"table"})
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        width: int,
+        hidden: tuple[int, ...] = (128, 128),
+        embedding: int = 4,
+        wide: bool = True,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        final: str = "none",
+    ) -> None:
+        super().__init__(spec, width)
+        encoder = TableEncoder(spec, embedding)
+        self.deep_encoder = encoder
+        self.deep = nn.Sequential(
+            *dense_layers(encoder.width, hidden, activation, dropout, batch_norm),
+            nn.Linear(hidden[-1] if hidden else encoder.width, width),
+        )
+        self.wide_encoder = TableEncoder(spec, 1) if wide else None
+        self.wide = (
+            None
+            if self.wide_encoder is None
+            else nn.Linear(self.wide_encoder.width, width)
+        )
+        self.final = activation_layer(final)
+        self._first = 2 if batch_norm else 1
+        self._deep_is_linear = not hidden
+
+    @property
+    def first_layer(self) -> nn.Module:
+        """The deep part's first activation; the cut layer if nothing is hidden."""
+        return self.final if self._deep_is_linear else self.deep[self._first]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the cut layer (B, width)."""
+        cut: Tensor = self.deep(self.deep_encoder(*inputs))
+        if self.wide is not None and self.wide_encoder is not None:
+            cut = cut + self.wide(self.wide_encoder(*inputs))
+        cut = self.final(cut)
+        return cut
