@@ -1,0 +1,288 @@
+"""From a dataset file to a :class:`Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from .types import Dataset, Pictures, Task
+
+Bundle = Callable[[], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads a table; called with the dataset's name, its file and the target.
+
+    Parameters
+    ----------
+    label : str
+        Label column.
+    task : Task (default: "binary")
+        What is predicted.
+    classes : tuple[str, ...] (default: ("no", "yes"))
+        Names of the classes 0, 1, ...; not used for a regression.
+    ids : str | None (default: None)
+        Column of row ids.
+    test : str | None (default: None)
+        Column that is 1 for the rows of the official test set.
+    categorical : tuple[str, ...] (default: ())
+        Columns of codes that look like numbers but are not; ``("*",)`` for all.
+    log_columns : tuple[str, ...] (default: ())
+        Columns with a heavy tail, which are prepared on a logarithmic scale.
+    bundled : Bundle | None (default: None)
+        Gives the table where there is no file.
+    """
+
+    label: str
+    task: Task = "binary"
+    classes: tuple[str, ...] = ("no", "yes")
+    ids: str | None = None
+    test: str | None = None
+    categorical: tuple[str, ...] = ()
+    log_columns: tuple[str, ...] = ()
+    bundled: Bundle | None = None
+
+    def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
+        """Return the dataset.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        path : Path | None
+            The file; None to take scikit-learn's copy.
+        target : str | None
+            Not used: a table has one target.
+        """
+        frame = self._read(path)
+        regression = self.task == "regression"
+        labels = frame[self.label].to_numpy(np.float32 if regression else np.int64)
+        used = {self.label, self.ids, self.test}
+        return Dataset(
+            name=name,
+            task=self.task,
+            classes=() if regression else self.classes,
+            labels=labels.copy(),
+            ids=_ids(frame, self.ids),
+            table=frame[[column for column in frame.columns if column not in used]],
+            test_mask=None if self.test is None else frame[self.test].to_numpy() == 1,
+            log_columns=self.log_columns,
+        )
+
+    def _read(self, path: Path | None) -> pd.DataFrame:
+        if path is None:
+            if self.bundled is None:
+                raise FileNotFoundError(self.label)
+            return self.bundled()
+        numbers = {self.label, self.test}
+        columns = [str(c) for c in pd.read_csv(path, nrows=0).columns]
+        codes = columns if self.categorical == ("*",) else self.categorical
+        dtypes = {column: str for column in codes if column not in numbers}
+        return pd.read_csv(path, dtype=dtypes)
+
+
+def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
+    if column is None:
+        return np.arange(len(frame))
+    values = frame[column]
+    if pd.api.types.is_integer_dtype(values.dtype):
+        return values.to_numpy(np.int64).copy()
+    return values.to_numpy(dtype=str)
+
+
+def breast_cancer() -> pd.DataFrame:
+    """Return scikit-learn's breast cancer table (1 is benign)."""
+    from sklearn import datasets
+
+    frame: pd.DataFrame = datasets.load_breast_cancer(as_frame=True).frame
+    return frame
+
+
+def diabetes(scaled: bool) -> pd.DataFrame:
+    """Return scikit-learn's diabetes table.
+
+    Parameters
+    ----------
+    scaled : bool
+        Whether columns are centred and scaled to unit length, over all rows.
+    """
+    from sklearn import datasets
+
+    frame: pd.DataFrame = datasets.load_diabetes(as_frame=True, scaled=scaled).frame
+    return frame
+
+
+def digits() -> pd.DataFrame:
+    """Return scikit-learn's 8x8 digits as 64 pixel columns, row by row."""
+    from sklearn import datasets
+
+    frame: pd.DataFrame = datasets.load_digits(as_frame=True).frame
+    return frame
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Reads a table with one text column.
+
+    Parameters
+    ----------
+    text : str
+        Text column.
+    label : str
+        Label column.
+    classes : tuple[str, ...]
+        Names of the classes.
+    first : int (default: 0)
+        Number of the first class in the file.
+    """
+
+    text: str
+    label: str
+    classes: tuple[str, ...]
+    first: int = 0
+
+    def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
+        """Return the dataset.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        path : Path | None
+            The file.
+        target : str | None
+            Not used: there is one target.
+        """
+        frame = pd.read_csv(_needed(path), keep_default_na=False)
+        return Dataset(
+            name=name,
+            task="binary" if len(self.classes) == 2 else "multiclass",
+            classes=self.classes,
+            labels=frame[self.label].to_numpy(np.int64) - self.first,
+            ids=np.arange(len(frame)),
+            text=tuple(frame[self.text].tolist()),
+            test_mask=frame["is_test"].to_numpy() == 1,
+        )
+
+
+def read_imdb(name: str, path: Path | None, target: str | None) -> Dataset:
+    """Return IMDB reviews as one 0/1 column for each of the 500 commonest words.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dataset.
+    path : Path | None
+        The file.
+    target : str | None
+        Not used: there is one target.
+    """
+    with np.load(_needed(path)) as stored:
+        words = [str(word) for word in stored["vocab"]]
+        bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
+        return Dataset(
+            name=name,
+            task="binary",
+            classes=("negative", "positive"),
+            labels=stored["y"].astype(np.int64),
+            ids=np.arange(len(bits)),
+            table=pd.DataFrame(bits, columns=words),
+            test_mask=stored["is_test"] == 1,
+            columns_are_words=True,
+        )
+
+
+def read_ham10000(name: str, path: Path | None, target: str | None) -> Dataset:
+    """Return HAM10000's images of skin lesions, grouped by lesion.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dataset.
+    path : Path | None
+        The file.
+    target : str | None
+        ``"melanoma"`` (also for None) or ``"dx"``, the seven diagnoses.
+    """
+    with np.load(_needed(path)) as stored:
+        diagnosis = target == "dx"
+        names = tuple(str(value) for value in stored["dx_names"])
+        return Dataset(
+            name=name,
+            task="multiclass" if diagnosis else "binary",
+            classes=names if diagnosis else ("other", "melanoma"),
+            labels=stored["dx" if diagnosis else "y"].astype(np.int64),
+            ids=stored["image_id"].astype(np.int64),
+            pictures=_jpegs(stored["blob"], stored["offset"], (3, 64, 64)),
+            groups=stored["lesion"].astype(np.int64),
+        )
+
+
+def read_bhi(name: str, path: Path | None, target: str | None) -> Dataset:
+    """Return patches of breast tissue, grouped by patient.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dataset.
+    path : Path | None
+        The file.
+    target : str | None
+        Not used: there is one target.
+    """
+    with np.load(_needed(path)) as stored:
+        return Dataset(
+            name=name,
+            task="binary",
+            classes=("healthy", "carcinoma"),
+            labels=stored["y"].astype(np.int64),
+            ids=np.arange(len(stored["y"])),
+            pictures=_jpegs(stored["blob"], stored["offset"], (3, 50, 50)),
+            groups=stored["patient"].astype(np.int64),
+        )
+
+
+def read_cifar10(name: str, path: Path | None, target: str | None) -> Dataset:
+    """Return the CIFAR-10 subset, training rows before test rows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dataset.
+    path : Path | None
+        The file.
+    target : str | None
+        Not used: there is one target.
+    """
+    with np.load(_needed(path)) as stored:
+        labels = np.concatenate([stored["y_train"], stored["y_test"]])
+        pixels = np.concatenate([stored["x_train"], stored["x_test"]])
+        return Dataset(
+            name=name,
+            task="multiclass",
+            classes=tuple(str(value) for value in stored["classes"]),
+            labels=labels.astype(np.int64),
+            ids=np.arange(len(labels)),
+            pictures=Pictures((3, 32, 32), pixels=pixels),
+            test_mask=np.arange(len(labels)) >= len(stored["y_train"]),
+        )
+
+
+def _jpegs(
+    blob: NDArray[np.uint8], offset: NDArray[np.int64], shape: tuple[int, int, int]
+) -> Pictures:
+    spans = np.stack([offset[:-1], offset[1:]], axis=1)
+    return Pictures(shape, blob=blob, spans=spans)
+
+
+def _needed(path: Path | None) -> Path:
+    if path is None:
+        raise FileNotFoundError("this dataset is only available as a file")
+    return path
