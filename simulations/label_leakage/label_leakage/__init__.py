@@ -1,0 +1,1 @@
+"""The Flower app of the label-leakage experiments."""
