@@ -114,7 +114,29 @@ class Aggregation(nn.Module):
         """
         if self.module is not None:
             return cast(Tensor, self.module(parts))
-        return AGGREGATIONS[self.name](parts)
+        joined = AGGREGATIONS[self.name](parts)
+        # The only part may still be its party's: a top model may work in place.
+        return joined.clone() if joined is parts[0] else joined
+
+    @property
+    def linear(self) -> bool:
+        """Whether :meth:`pull_back` can take the place of autograd."""
+        return self.name in ("concat", "sum", "mean")
+
+    def pull_back(self, gradient: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of each part of a linear aggregation.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            Gradient of the joined embedding.
+        parts : Sequence[Tensor]
+            The embeddings.
+        """
+        if self.name == "concat":
+            return list(torch.split(gradient, [part.shape[1] for part in parts], 1))
+        share = gradient / len(parts) if self.name == "mean" else gradient
+        return [share] * len(parts)
 
     def check(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Refuse embeddings that cannot be joined.

@@ -1,8 +1,9 @@
-"""Tensors as Flower's arrays and back, fast.
+"""Tensors as Flower's arrays and back, without work that nobody asked for.
 
-Flower's own ``Array(ndarray)`` writes and parses an ``.npy`` header for each array. The
-bytes made here are the same format, so every Flower tool can read them; only the header
-is made once per shape.
+Flower's own ``Array(ndarray)`` serialises at once. The array made here keeps the tensor
+and makes its bytes when they are first read: on the way to another process they are, in
+one process they never are. The bytes are Flower's ``.npy`` format, so every Flower tool
+can read them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,61 @@ from flwr.app import Array
 from numpy.lib import format as npy
 from torch import Tensor
 
+from .errors import ConfigError
+
 STYPE = "numpy.ndarray"
+
+
+class TensorArray(Array):
+    """A Flower array whose bytes are made when they are first read.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        A detached tensor that nobody changes afterwards.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        if tensor.dtype == torch.bfloat16:  # numpy has no such type
+            tensor = tensor.float()
+        # Past Array's checks of four optional arguments, which cost more than the rest.
+        self.__dict__.update(
+            _tensor=tensor,
+            dtype=_dtype_name(tensor.dtype),
+            shape=tuple(tensor.shape),
+            stype=STYPE,
+        )
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor."""
+        tensor: Tensor = self.__dict__["_tensor"]
+        return tensor
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes of an ``.npy`` file."""
+        if "_data" not in self.__dict__:
+            values = self.tensor.cpu().contiguous().numpy()
+            flat = values.reshape(-1)
+            parts = (_header(self.dtype, self.shape), flat.data if flat.size else b"")
+            self.__dict__["_data"] = b"".join(parts)
+        data: bytes = self.__dict__["_data"]
+        return data
+
+    def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
+        """Become one of Flower's own arrays in another process."""
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+# Flower writes the name of the class into what it sends and looks it up on arrival.
+TensorArray.__name__ = TensorArray.__qualname__ = Array.__qualname__
+
+
+@lru_cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    """Return numpy's name of a dtype, which is torch's too."""
+    return str(dtype).removeprefix("torch.")
 
 
 @lru_cache(maxsize=1024)
@@ -36,32 +91,29 @@ def to_array(tensor: Tensor) -> Array:
     Parameters
     ----------
     tensor : Tensor
-        Any tensor; it is detached and copied to the CPU.
+        Any tensor; it must not be changed afterwards.
     """
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    values = tensor.detach().cpu().contiguous().numpy()
-    dtype, shape = str(values.dtype), tuple(values.shape)
-    flat = values.reshape(-1)
-    data = b"".join((_header(dtype, shape), flat.data if flat.size else b""))
-    return Array(dtype=dtype, shape=shape, stype=STYPE, data=data)
+    return TensorArray(tensor.detach())
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a Flower array as a tensor of its own memory on the CPU.
+    """Return a Flower array as a tensor, which must not be changed in place.
 
     Parameters
     ----------
     array : Array
         An array that Flower or :func:`to_array` made.
     """
+    if isinstance(array, TensorArray):
+        return array.tensor
     shape = tuple(array.shape)
     try:
         header = _header(array.dtype, shape)
-    except TypeError as error:
-        raise ValueError(f"an array has the unknown dtype '{array.dtype}'") from error
-    if array.stype == STYPE and array.data.startswith(header):
-        flat = np.frombuffer(array.data, np.dtype(array.dtype), offset=len(header))
-        if flat.size == np.prod(shape, dtype=np.int64):
+        if array.stype == STYPE and array.data.startswith(header):
+            flat = np.frombuffer(array.data, np.dtype(array.dtype), offset=len(header))
             return torch.from_numpy(flat.reshape(shape).copy())
-    return torch.from_numpy(array.numpy())
+        return torch.from_numpy(array.numpy())
+    except (TypeError, ValueError, EOFError, OSError) as error:
+        raise ConfigError(
+            f"an array of type {array.dtype} and shape {shape} cannot be read: {error}"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -94,17 +95,26 @@ class Store(Protocol):
         """Return the tags that are kept."""
 
 
-def outdated(tags: list[str]) -> list[str]:
-    """Return the step checkpoints that newer ones replace.
+def outdated(tags: list[str], saved: str) -> list[str]:
+    """Return the step checkpoints that a new one replaces.
+
+    Those of earlier steps are replaced by newer ones; those of later steps are of a run
+    that was given up, and would be mixed up with this one's.
 
     Parameters
     ----------
     tags : list[str]
         All tags of a store.
+    saved : str
+        The tag that was saved last.
     """
+    last = tagged_step(saved)
+    if last is None:
+        return []
     numbered = ((tagged_step(tag), tag) for tag in tags)
     steps = sorted((step, tag) for step, tag in numbered if step is not None)
-    return [tag for _, tag in steps[:-_KEEP]]
+    kept = [tag for step, tag in steps if step <= last][-_KEEP:]
+    return [tag for _, tag in steps if tag not in kept]
 
 
 def check_tag(tag: str) -> str:
@@ -156,7 +166,7 @@ class DirectoryStore:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        for old in outdated(self.tags()):
+        for old in outdated(self.tags(), tag):
             (self.folder / f"{old}.pt").unlink(missing_ok=True)
 
     def load(self, tag: str) -> dict[str, Any]:
@@ -201,7 +211,7 @@ class RecordStore:
         """
         record = ConfigRecord({"state": to_bytes(state)})
         self.records[_RECORD + check_tag(tag)] = record
-        for old in outdated(self.tags()):
+        for old in outdated(self.tags(), tag):
             del self.records[_RECORD + old]
 
     def load(self, tag: str) -> dict[str, Any]:
@@ -242,4 +252,6 @@ def open_store(context: Context, party: str) -> Store:
     if not folder:
         return RecordStore(context.state)
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", party).lstrip(".") or "party"
+    if safe != party:  # two names must not become one folder
+        safe += "-" + hashlib.blake2b(party.encode(), digest_size=4).hexdigest()
     return DirectoryStore(Path(str(folder)).expanduser() / safe)

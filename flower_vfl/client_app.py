@@ -63,7 +63,9 @@ def vertical_client_app(
         party.name = party.name or name
         trust = context.node_config.get("trust-server")
         if isinstance(party, LabelParty) and trust is not None:
-            party.trust_server = bool(trust)
+            if not isinstance(trust, bool):  # the text "false" would count as true
+                raise ConfigError(f"trust-server must be true or false, got '{trust}'")
+            party.trust_server = trust
         return party
 
     def handle(message: Message, context: Context) -> Message:
@@ -72,10 +74,7 @@ def vertical_client_app(
         except Exception as error:
             party = party_of(context.run_id, context.node_id)
             name = party.name if party is not None else safe_name(context)
-            log(ERROR, "party '%s': %s", name, error)
-            if not isinstance(error, ConfigError | PartyError):
-                log(ERROR, traceback.format_exc())
-            records = error_content(error, name).records()
+            records = _report(error, name)
         return Message(records, reply_to=message)
 
     registrars = {"query": app.query, "train": app.train, "evaluate": app.evaluate}
@@ -83,6 +82,15 @@ def vertical_client_app(
         category, action = verb.value.split(".")
         registrars[category](action)(handle)
     return app
+
+
+def _report(error: Exception, party: str) -> RecordDict:
+    """Log an error and return the reply that tells the server about it."""
+    named = isinstance(error, PartyError)
+    log(ERROR, "%s", error if named else f"party '{party}': {error}")
+    if not isinstance(error, ConfigError | PartyError):
+        log(ERROR, traceback.format_exc())
+    return error_content(error, party).records()
 
 
 def _answer(
@@ -94,7 +102,9 @@ def _answer(
     session = enter(context, verb, content, make, resident)
     with session.lock:
         turn = content.number("turn")
-        if turn == session.turn and session.reply is not None:
+        # A hello changes nothing, and one with the same turn may be of another server.
+        again = turn == session.turn and verb is not Verb.HELLO
+        if again and session.reply is not None:
             return session.reply
         if turn < session.turn and verb is not Verb.HELLO:
             raise PartyError(
@@ -104,8 +114,13 @@ def _answer(
             )
         if session.threads and torch.get_num_threads() != session.threads:
             torch.set_num_threads(session.threads)
-        reply = VERBS[verb](session, content, context).records()
-        session.turn, session.reply = turn, reply
-        if not resident:
-            save(session, context)
-        return reply
+        session.stamp = ""  # the party may now differ from what is saved
+        session.turn = turn
+        try:
+            session.reply = VERBS[verb](session, content, context).records()
+        except Exception as error:  # kept too: half a step must not be done again
+            session.reply = _report(error, session.party.name)
+        else:
+            if not resident:
+                save(session, context)
+        return session.reply

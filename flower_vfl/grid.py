@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from logging import ERROR
 from types import TracebackType
-from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
@@ -69,6 +68,7 @@ class InProcessGrid(Grid):
             for node, config in enumerate(nodes, start=1)
         }
         self._replies: dict[str, Message] = {}
+        self._sent = 0
         _claim_identity(run_id)
         for node in self._contexts:
             residence.mark(run_id, node)
@@ -164,7 +164,8 @@ class InProcessGrid(Grid):
         return [self._handle(message) for message in messages]
 
     def _handle(self, message: Message) -> Message:
-        message.metadata.__dict__["_message_id"] = str(uuid4())
+        self._sent += 1
+        message.metadata.__dict__["_message_id"] = f"{self._run.run_id}-{self._sent}"
         node = message.metadata.dst_node_id
         if node not in self._contexts:
             raise ConfigError(f"there is no node {node}; nodes: {list(self._contexts)}")
@@ -216,6 +217,11 @@ def in_process(parties: Sequence[Party]) -> InProcessGrid:
     parties : Sequence[Party]
         One label party and at least one passive party, in any order.
     """
+    if len(parties) < 2:
+        raise ConfigError(
+            f"{len(parties)} party cannot train alone; give a label party and at least "
+            "one passive party"
+        )
     numbers = {"passive": 0}
     configs: list[NodeConfig] = []
     for party in parties:

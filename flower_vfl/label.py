@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from .aggregation import Aggregation
 from .errors import ConfigError, PartyError
 from .metrics import METRICS
-from .objectives import Objective, OptimizerFactory
+from .objectives import Objective, OptimizerFactory, Outcome
 from .party import (
     ArrayLike,
     Description,
@@ -157,14 +158,14 @@ class LabelParty(Party):
             What all parties agreed on.
         """
         chosen = self._own_aggregation or terms.aggregation or "concat"
+        if terms.aggregation and chosen != terms.aggregation:
+            own = chosen if isinstance(chosen, str) else type(chosen).__name__
+            raise PartyError(
+                self.name,
+                f"is set to aggregation '{own}', the strategy to '{terms.aggregation}'",
+                "Set it in one place only",
+            )
         if isinstance(chosen, str):
-            if terms.aggregation and chosen != terms.aggregation:
-                raise PartyError(
-                    self.name,
-                    f"is set to aggregation '{chosen}', the strategy to "
-                    f"'{terms.aggregation}'",
-                    "Set it in one place only",
-                )
             self._joiner = Aggregation(chosen)
         self._order = list(terms.parties)
         self.objective.configure(self.make_optimizer)
@@ -229,40 +230,48 @@ class LabelParty(Party):
         rows = self.agreed().training_rows(epoch, index)
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
-        labels = self._labels[rows]
+        labels = self._labels.index_select(0, rows)
         self._set_training(True)
         received = self._received(embeddings, len(rows), step)
         with self.random:
-            parts = {name: part.requires_grad_() for name, part in received.items()}
-            joined = self._join(rows, parts)
-            leaf = joined.detach().requires_grad_()
-            outcome = self.objective.step(leaf, labels)
-            if self.optimizer is not None:
-                self.optimizer.zero_grad()
-            joined.backward(outcome.gradient)  # type: ignore[no-untyped-call]
-            if self.optimizer is not None:
-                self.optimizer.step()
-        gradients = {
-            name: torch.zeros_like(part) if part.grad is None else part.grad
-            for name, part in parts.items()
-        }
-        remedy = "Lower the learning rate or look at the loss of the last steps"
-        for name, gradient in gradients.items():
-            what = f"the gradient for '{name}'"
-            check_finite(gradient, self.name, what, remedy, step)
-        self.step = step
+            own = [self.run_model(rows)] if self.model is not None else []
+            outcome, gradients = self._descend(own, list(received.values()), labels)
         loss = outcome.loss.item()
-        return LabelStep(gradients, loss, len(rows), outcome.metrics, labels)
+        if not math.isfinite(loss):
+            raise PartyError(
+                self.name,
+                f"its loss is {loss}",
+                "Lower the learning rate or look at the loss of the last steps",
+                step,
+            )
+        self.step = step
+        by_party = dict(zip(received, gradients, strict=True))
+        return LabelStep(by_party, loss, len(rows), outcome.metrics, labels)
+
+    def _descend(
+        self, own: list[Tensor], received: list[Tensor], labels: Tensor
+    ) -> tuple[Outcome, list[Tensor]]:
+        """Train every module of this party; return the received parts' gradients."""
+        if self._joiner.linear:
+            joined = self._joiner([part.detach() for part in [*own, *received]])
+            outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+            gradients = self._joiner.pull_back(outcome.gradient, [*own, *received])
+            if own and own[0].requires_grad:
+                self.descend(own[0], gradients[0])
+            return outcome, gradients[len(own) :]
+        leaves = [part.detach().requires_grad_() for part in received]
+        joined = self._joiner([*own, *leaves])
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        self.descend(joined, outcome.gradient)
+        return outcome, [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for leaf in leaves
+        ]
 
     def _set_training(self, training: bool) -> None:
         for module in (self.objective, self._joiner, self.model):
             if module is not None and module.training != training:
                 module.train(training)
-
-    def _join(self, rows: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        own = [self.run_model(rows)] if self.model is not None else []
-        joined: Tensor = self._joiner([*own, *parts.values()])
-        return joined
 
     def _received(
         self, embeddings: Mapping[str, Tensor], rows: int, step: int | None
@@ -303,7 +312,8 @@ class LabelParty(Party):
         self._set_training(False)
         parts = self._received(embeddings, len(rows), self.step or None)
         with torch.no_grad(), self.random:
-            return self.objective.predict(self._join(rows, parts))
+            own = [self.run_model(rows)] if self.model is not None else []
+            return self.objective.predict(self._joiner([*own, *parts.values()]))
 
     def evaluate(
         self, split: str, index: int, embeddings: Mapping[str, Tensor]

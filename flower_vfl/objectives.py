@@ -37,6 +37,19 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def clear_gradients(optimizer: Optimizer) -> None:
+    """Do what ``optimizer.zero_grad()`` does, without its profiling hooks.
+
+    Parameters
+    ----------
+    optimizer : Optimizer | None
+        The optimizer.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
 class Objective(nn.Module, ABC):
     """Base of all objectives: owns its modules, their optimizers and the loss.
 
@@ -106,6 +119,8 @@ class TopModelObjective(Objective):
     def __init__(self, top: nn.Module) -> None:
         super().__init__()
         self.top = top
+        # Autograd lets nobody change a leaf in place, and the embedding is one.
+        self._in_place = any(getattr(m, "inplace", False) for m in top.modules())
 
     @abstractmethod
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
@@ -130,8 +145,9 @@ class TopModelObjective(Objective):
             Labels of the batch.
         """
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss = self.loss(self.top(embedding), labels)
+            clear_gradients(optimizer)
+        received = embedding.clone() if self._in_place else embedding
+        loss = self.loss(self.top(received), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.step()
@@ -262,7 +278,11 @@ class MeanSquaredError(TopModelObjective):
         super().__init__(top)
         if not scale > 0.0:
             raise ConfigError(f"scale must be positive, got {scale}")
-        self.center, self.scale = center, scale
+        # Buffers, so that a checkpoint brings them along.
+        self.center: Tensor
+        self.scale: Tensor
+        self.register_buffer("center", torch.tensor(center))
+        self.register_buffer("scale", torch.tensor(scale))
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
         """Return the mean squared error in units of ``scale``.

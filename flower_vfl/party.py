@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .device import resolve_device
+from .digests import keyed_digest, plain_list
 from .errors import ConfigError, PartyError
-from .objectives import OptimizerFactory
+from .objectives import OptimizerFactory, clear_gradients
 from .randomness import RandomState, derive_seed
 from .schedule import Plan, Schedule, split_rows
 
@@ -120,7 +121,9 @@ def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
         return ()
     many = features if isinstance(features, Sequence) else [features]
     tensors = tuple(
-        part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part))
+        part
+        if isinstance(part, Tensor)
+        else torch.from_numpy(np.require(part, requirements="W"))
         for part in many
     )
     if len({len(tensor) for tensor in tensors}) > 1:
@@ -149,29 +152,12 @@ def check_finite(
     """
     # A sum is several times cheaper than looking at each entry, and finite if all
     # are; only a sum that overflowed needs the second look.
-    if torch.isfinite(tensor.sum()):
+    if math.isfinite(tensor.sum().item()):
         return
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
         raise PartyError(party, problem, remedy, step)
-
-
-def keyed_digest(values: Iterable[object], key: bytes) -> str:
-    """Return a digest of an ordered list that tells nothing but equality.
-
-    Parameters
-    ----------
-    values : Iterable[object]
-        The list; type and text of each entry count.
-    key : bytes
-        Drawn for the session, so that digests of two sessions cannot be compared.
-    """
-    digest = hashlib.blake2b(key=key, digest_size=16)
-    for value in values:
-        text = f"{type(value).__name__}:{value}".encode()
-        digest.update(len(text).to_bytes(8, "big") + text)
-    return digest.hexdigest()
 
 
 class Party(ABC):
@@ -215,7 +201,7 @@ class Party(ABC):
         self.model = model.to(self.device) if model is not None else None
         self.make_optimizer = optimizer
         self.ids = ids
-        self.split = split
+        self.split = None if split is None else np.asarray(split)
         self.step = 0
         self.random = RandomState(0, self.device)
         self.schedule: Schedule | None = None
@@ -267,6 +253,22 @@ class Party(ABC):
         """Return every optimizer of this party."""
         return [self.optimizer] if self.optimizer is not None else []
 
+    def descend(self, output: Tensor, gradient: Tensor) -> None:
+        """Train the own parameters on the gradient of an output that they made.
+
+        Parameters
+        ----------
+        output : Tensor
+            The output.
+        gradient : Tensor
+            Its gradient.
+        """
+        if self.optimizer is not None:
+            clear_gradients(self.optimizer)
+        output.backward(gradient)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.step()
+
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of every optimizer; 0 leaves them alone.
 
@@ -312,7 +314,8 @@ class Party(ABC):
         rows : Tensor
             Row numbers.
         """
-        return tuple(part[rows] for part in self.features)
+        # The same as part[rows], several times faster.
+        return tuple(part.index_select(0, rows) for part in self.features)
 
     def run_model(self, rows: Tensor) -> Tensor:
         """Return the bottom model's output for some rows.
@@ -384,14 +387,3 @@ class Party(ABC):
             keyed_digest(ids, key) if ids else "",
             keyed_digest(split, key) if split else "",
         )
-
-
-def plain_list(values: Sequence[object] | NDArray[Any]) -> list[object]:
-    """Return Python objects, so that 1 and numpy's 1 have one digest.
-
-    Parameters
-    ----------
-    values : Sequence[object] | NDArray[Any]
-        A list or an array.
-    """
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from .errors import PartyError
 from .objectives import OptimizerFactory
-from .party import Description, Features, Party, check_finite, default_optimizer
+from .party import (
+    Description,
+    Features,
+    Party,
+    Terms,
+    check_finite,
+    default_optimizer,
+)
 
 
 @dataclass
@@ -67,7 +74,12 @@ class PassiveParty(Party):
         super().__init__(features, model, optimizer, name, ids, split, device)
         self.model: nn.Module = model
         self._pending: _Pending | None = None
-        self._buffers = dict(model.named_buffers())
+        self._buffers = [  # where they are, for a model may put new ones in their place
+            (f"{path}.{key}".lstrip("."), module, key)
+            for path, module in model.named_modules()
+            for key, buffer in module.named_buffers(recurse=False)
+            if buffer is not None
+        ]
 
     @property
     def rows(self) -> int:
@@ -86,6 +98,17 @@ class PassiveParty(Party):
         shape = self.probe_shape()
         ids, split = self.digests(key)
         return Description(self.name, "passive", self.rows, shape, "", ids, split)
+
+    def agree(self, terms: Terms) -> None:
+        """Take over the terms of the run and get ready for step 1.
+
+        Parameters
+        ----------
+        terms : Terms
+            What all parties agreed on.
+        """
+        super().agree(terms)
+        self._pending = None
 
     def forward(self, step: int, epoch: int, index: int) -> Tensor:
         """Return the embedding of a training batch and wait for its gradient.
@@ -107,10 +130,13 @@ class PassiveParty(Party):
                 step,
             )
         random = self.random.state_dict()
-        buffers = {name: b.clone() for name, b in self._buffers.items()}
+        buffers = self._copy_buffers()
         output = self._train_forward(epoch, index)
         self._pending = _Pending(step, epoch, index, output, random, buffers)
         return output.detach()
+
+    def _copy_buffers(self) -> dict[str, Tensor]:
+        return {name: getattr(m, key).clone() for name, m, key in self._buffers}
 
     def _train_forward(self, epoch: int, index: int) -> Tensor:
         rows = self.agreed().training_rows(epoch, index)
@@ -161,9 +187,7 @@ class PassiveParty(Party):
         if self.optimizer is None or not output.requires_grad:
             return
         with self.random:
-            self.optimizer.zero_grad()
-            output.backward(gradient.to(self.device))  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            self.descend(output, gradient.to(self.device))
 
     def embed(self, split: str, index: int) -> Tensor:
         """Return the embedding of a part of a split, in evaluation mode.
@@ -215,6 +239,6 @@ class PassiveParty(Party):
         self._pending = None
         if state["waiting"]:
             step, epoch, index = state["waiting"]
-            buffers = {name: b.clone() for name, b in self._buffers.items()}
+            buffers = self._copy_buffers()
             random = self.random.state_dict()
             self._pending = _Pending(step, epoch, index, None, random, buffers)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -29,6 +29,10 @@ from .party import Description, Role, Shape, Terms
 VERSION = 1
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _GRADIENT = "gradient"
+# Every entry of a record costs a type check, so the numbers of a step share one entry.
+_AT = "at"
+_NUMBERS = ("turn", "step", "epoch", "index", "gradient-step")
+_ABSENT = -1
 
 Value = int | float | str | bytes | bool | list[int] | list[str]
 
@@ -56,7 +60,7 @@ class Content:
     ----------
     config : dict[str, Value] (default: {})
         Numbers and names.
-    arrays : dict[str, Array] (default: {})
+    arrays : Mapping[str, Array] (default: {})
         Embeddings or gradients by party name, still packed.
     metrics : dict[str, float] (default: {})
         Losses and scores.
@@ -65,7 +69,7 @@ class Content:
     """
 
     config: dict[str, Value] = field(default_factory=dict)
-    arrays: dict[str, Array] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     labels: Array | None = None
 
@@ -105,7 +109,14 @@ class Content:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the arrays as tensors."""
-        return {name: to_tensor(array) for name, array in self.arrays.items()}
+        tensors = {}
+        for name, array in self.arrays.items():
+            try:
+                tensors[name] = to_tensor(array)
+            except ConfigError as error:
+                remedy = "Run one version of flower-vfl at every party"
+                raise PartyError(name, str(error), remedy) from error
+        return tensors
 
     def gradient(self) -> Tensor | None:
         """Return the gradient that a request to a passive party carries, if any."""
@@ -114,13 +125,17 @@ class Content:
 
     def records(self) -> RecordDict:
         """Return the content as Flower records."""
-        records = RecordDict({_CONFIG: ConfigRecord(dict(self.config))})
+        config = dict(self.config)
+        numbers = [config.pop(key, _ABSENT) for key in _NUMBERS]
+        records = RecordDict()
+        if self.config or not self.arrays:
+            records[_CONFIG] = ConfigRecord({_AT: cast(list[int], numbers), **config})
         if self.arrays:
-            records[_ARRAYS] = ArrayRecord(self.arrays)
+            records[_ARRAYS] = array_record(self.arrays)
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.labels is not None:
-            records[_LABELS] = ArrayRecord({"labels": self.labels})
+            records[_LABELS] = array_record({"labels": self.labels})
         return records
 
 
@@ -133,21 +148,42 @@ def read(message: Message) -> Content:
         A message of this protocol.
     """
     records = message.content
-    if _CONFIG not in records:
+    if _CONFIG not in records and _ARRAYS not in records:
         raise ConfigError(
             f"a message of type '{message.metadata.message_type}' has no '{_CONFIG}' "
             "record: it is not one of flower-vfl's"
         )
-    content = Content(config=cast(dict[str, Value], dict(records[_CONFIG].items())))
-    if _ARRAYS in records:
-        content.arrays = dict(records.array_records[_ARRAYS].items())
-    if _METRICS in records:
-        content.metrics = cast(
-            dict[str, float], dict(records.metric_records[_METRICS].items())
-        )
+    # Flower's views by kind (records.array_records, ...) are rebuilt at every use.
+    content = Content(config=cast(dict[str, Value], _entries(records, _CONFIG)))
+    numbers = cast(list[int], content.config.pop(_AT, []))
+    for key, number in zip(_NUMBERS, numbers, strict=False):
+        if number != _ABSENT:
+            content.config[key] = number
+    content.arrays = cast(dict[str, Array], _entries(records, _ARRAYS))
+    content.metrics = cast(dict[str, float], _entries(records, _METRICS))
     if _LABELS in records:
-        content.labels = records.array_records[_LABELS]["labels"]
+        content.labels = cast(Array, records[_LABELS]["labels"])
     return content
+
+
+def _entries(records: RecordDict, key: str) -> dict[str, Any]:
+    return dict(records[key].items()) if key in records else {}
+
+
+def array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return arrays as one record, without the copies that Flower would make.
+
+    Parameters
+    ----------
+    arrays : Mapping[str, Array]
+        By name; an array is never changed once it is made.
+    """
+    if isinstance(arrays, ArrayRecord):
+        return arrays
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
 
 
 def request(verb: Verb, node: int, turn: int, content: Content) -> Message:
@@ -212,7 +248,7 @@ def error_content(error: Exception, party: str) -> Content:
             "error": error.problem,
             "party": error.party,
             "remedy": error.remedy,
-            "step": -1 if error.step is None else error.step,
+            **({} if error.step is None else {"step": error.step}),
             "restarted": isinstance(error, PartyRestartedError),
         }
     )
@@ -230,13 +266,13 @@ def raise_error(content: Content, step: int | None) -> None:
     """
     if "error" not in content.config:
         return
-    at = content.number("step")
+    at = content.number("step") if "step" in content.config else step
     kind = PartyRestartedError if content.config.get("restarted") else PartyError
     raise kind(
         content.text("party"),
         content.text("error"),
         content.text("remedy"),
-        step if at < 0 else at,
+        at,
     )
 
 

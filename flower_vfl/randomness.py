@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from types import TracebackType
 
 import torch
@@ -31,6 +32,10 @@ def generator(*parts: int | str) -> torch.Generator:
         What the seed depends on.
     """
     return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+# The generator is the process's: two threads must not swap their states in at once.
+_swapped = threading.RLock()
 
 
 class RandomState:
@@ -71,6 +76,7 @@ class RandomState:
 
     def __enter__(self) -> RandomState:
         """Put this state in force."""
+        _swapped.acquire()
         self._outer = self._current()
         self._install(self._own)
         return self
@@ -84,10 +90,11 @@ class RandomState:
         """Keep where this state has got to and put the former one back."""
         self._own = self._current()
         self._install(self._outer)
+        _swapped.release()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state as tensors."""
-        return {f"generator{i}": state.clone() for i, state in enumerate(self._own)}
+        return {f"generator{i}": state for i, state in enumerate(self._own)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a state that :meth:`state_dict` returned.

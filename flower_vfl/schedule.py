@@ -94,6 +94,10 @@ class Schedule:
         plan: Plan,
         device: torch.device | None = None,
     ) -> None:
+        if not np.isin(codes, list(SPLITS.values())).all():
+            raise ConfigError(
+                f"a split has codes other than {SPLITS}; give one of them for each row"
+            )
         self.plan = plan
         self._device = device
         self._rows = {
@@ -101,7 +105,7 @@ class Schedule:
             for name, code in SPLITS.items()
         }
         self._epoch = -1
-        self._order = self._rows["train"]
+        self._batches: list[Tensor] = []  # of that epoch
 
     def size(self, split: str) -> int:
         """Return the number of rows of a split.
@@ -139,8 +143,10 @@ class Schedule:
             rows = self._rows["train"]
             stream = generator(self.plan.seed, "batches", epoch)
             order = torch.randperm(len(rows), generator=stream)
-            self._order, self._epoch = rows[order.to(self._device)], epoch
-        return self._cut(self._order, index, self._size_of_batch("train", True))
+            size = self._size_of_batch("train", True)
+            self._batches = _cut(rows[order.to(self._device)], size)
+            self._epoch = epoch
+        return _pick(self._batches, index)
 
     def evaluation_rows(self, split: str, index: int) -> Tensor:
         """Return the rows of one part of an evaluation, in order.
@@ -152,18 +158,25 @@ class Schedule:
         index : int
             The part, from 0.
         """
-        return self._cut(self._rows[split], index, self._size_of_batch(split, False))
+        parts = _cut(self._rows[split], self._size_of_batch(split, False))
+        return _pick(parts, index)
 
     def _size_of_batch(self, split: str, training: bool) -> int:
         size = self.plan.batch_size if training else self.plan.evaluation_rows
         return size or max(self.size(split), 1)
 
-    @staticmethod
-    def _cut(rows: Tensor, index: int, size: int) -> Tensor:
-        batches = count_batches(len(rows), size)
-        if not 0 <= index < batches:
-            raise ConfigError(f"there is no batch {index}: the split has {batches}")
-        return rows[index * size : None if index == batches - 1 else (index + 1) * size]
+
+def _cut(rows: Tensor, size: int) -> list[Tensor]:
+    """Return the rows in batches."""
+    batches = count_batches(len(rows), size)
+    ends = [index * size for index in range(1, batches)]
+    return list(rows.tensor_split(ends)) if len(rows) else []
+
+
+def _pick(batches: list[Tensor], index: int) -> Tensor:
+    if not 0 <= index < len(batches):
+        raise ConfigError(f"there is no batch {index}: the split has {len(batches)}")
+    return batches[index]
 
 
 def count_batches(rows: int, size: int) -> int:

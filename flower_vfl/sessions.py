@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -84,6 +85,7 @@ class Session:
     turn: int = 0
     reply: RecordDict | None = None
     terms: Terms | None = None
+    stamp: str = ""  # of the saved state that it equals; empty if there is none
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -98,8 +100,9 @@ def forget(run_id: int) -> None:
     run_id : int
         Flower's id of the run.
     """
-    for key in [key for key in _sessions if key[0] == run_id]:
-        del _sessions[key]
+    for key in list(_sessions):
+        if key[0] == run_id:
+            _sessions.pop(key, None)
 
 
 def party_of(run_id: int, node_id: int) -> Party | None:
@@ -126,10 +129,10 @@ def enter(
     """Return the party of this node, from memory or from its Flower state."""
     key = (context.run_id, context.node_id)
     session = _sessions.get(key)
-    saved = context.state.config_records.get(_STATE)
     if session is not None and resident:
         return session
-    if session is not None and saved is not None and saved["turn"] == session.turn:
+    saved = cast(ConfigRecord | None, context.state.get(_STATE))
+    if session is not None and saved is not None and saved["stamp"] == session.stamp:
         return session
     if saved is None:
         if verb is not Verb.HELLO:
@@ -154,8 +157,10 @@ def enter(
 def save(session: Session, context: Context) -> None:
     """Keep a party in its node's Flower state, for runtimes that keep no process."""
     terms = json.dumps(asdict(session.terms)) if session.terms else ""
+    session.stamp = secrets.token_hex(8)
     context.state[_STATE] = ConfigRecord(
         {
+            "stamp": session.stamp,
             "turn": session.turn,
             "seed": session.seed,
             "threads": session.threads,
@@ -172,18 +177,18 @@ def save(session: Session, context: Context) -> None:
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     """Bring a party to where its node's Flower state says it is."""
     terms, state = cast(str, saved["terms"]), cast(bytes, saved["state"])
+    if session.terms is None:
+        session.party.describe(b"")  # prepares the labels
     if terms:
         fields: dict[str, Any] = json.loads(terms)
         fields["parties"] = {k: tuple(v) for k, v in fields["parties"].items()}
         agreed = Terms(**fields)
-        if session.terms is None:
-            session.party.describe(b"")  # prepares the labels
         if session.terms != agreed:
             session.party.agree(agreed)
             session.terms = agreed
         session.party.load_state_dict(from_bytes(state))
     size = len(_REPLY)
-    session.turn = cast(int, saved["turn"])
+    session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
     session.reply = RecordDict(
         {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
     )

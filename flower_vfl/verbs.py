@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flwr.app import Context
 
-from .checkpoints import open_store
+from .checkpoints import open_store, tagged_step
 from .errors import ConfigError, PartyError
 from .label import LabelParty
 from .passive import PassiveParty
@@ -35,8 +35,9 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
 
 
 def _agree(session: Session, content: Content, context: Context) -> Content:
-    session.terms = unpack_terms(content)
-    session.party.agree(session.terms)
+    terms = unpack_terms(content)
+    session.party.agree(terms)
+    session.terms = terms
     schedule = session.party.agreed()
     return Content(config={split: schedule.size(split) for split in SPLITS})
 
@@ -93,7 +94,7 @@ def _train(session: Session, content: Content, context: Context) -> Content:
         step, content.number("epoch"), content.number("index"), content.tensors()
     )
     labels = pack({"labels": result.labels})["labels"] if wants_labels else None
-    metrics = {"loss": result.loss, "rows": float(result.rows), **result.metrics}
+    metrics = {**result.metrics, "loss": result.loss, "rows": float(result.rows)}
     return Content(arrays=pack(result.gradients), metrics=metrics, labels=labels)
 
 
@@ -111,16 +112,31 @@ def _predict(session: Session, content: Content, context: Context) -> Content:
     return Content(arrays=pack({"predictions": predictions}))
 
 
+def _plan(session: Session) -> dict[str, int]:
+    """Return what decides which rows a step trains on."""
+    schedule = session.party.agreed()
+    plan, rows = schedule.plan, schedule.size("train")
+    return {"seed": plan.seed, "batch_size": plan.batch_size, "training rows": rows}
+
+
 def _checkpoint(session: Session, content: Content, context: Context) -> Content:
     _backward(session, content, context)
     party, tag = session.party, content.text("tag")
-    open_store(context, party.name).save(tag, party.state_dict())
+    state = {**party.state_dict(), "plan": _plan(session)}
+    open_store(context, party.name).save(tag, state)
     return Content(config={"step": party.step})
 
 
 def _restore(session: Session, content: Content, context: Context) -> Content:
     party, tag = session.party, content.text("tag")
     state = open_store(context, party.name).load(tag)
+    if tagged_step(tag) is not None and state["plan"] != _plan(session):
+        raise PartyError(
+            party.name,
+            f"its checkpoint '{tag}' was made with {state['plan']}, this run has "
+            f"{_plan(session)}",
+            "Resume with the settings of the first run, or start without resume",
+        )
     party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
     return Content(config={"step": party.step})
 

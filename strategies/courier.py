@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from logging import WARNING
+from logging import INFO, WARNING
 
-from flwr.app import Message
+from flwr.app import Array, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol import Content, Verb, raise_error, read, request
+
+# What Flower says about a message that the ClientApp did not get or did not finish.
+_LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 
 
 class Courier:
@@ -44,10 +53,14 @@ class Courier:
             there, as soon as there are two.
         """
         deadline = time.monotonic() + self.timeout
+        told = False
         while True:
             nodes = sorted(self.grid.get_node_ids())
             if len(nodes) >= (expected or 2):
                 break
+            if not told:
+                log(INFO, "%d of %d parties: waiting", len(nodes), expected or 2)
+                told = True
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"{len(nodes)} of {expected or 2} parties are there after "
@@ -113,7 +126,9 @@ class Courier:
                 log(WARNING, "no reply from %s: asking again", ", ".join(late))
                 waiting = [_repeat(message) for message in waiting]
             for reply in self.grid.send_and_receive(waiting, timeout=self.timeout):
-                replies[reply.metadata.src_node_id] = reply
+                lost = reply.has_error() and reply.error.code in _LOST
+                if not lost or attempt == self.retries:
+                    replies[reply.metadata.src_node_id] = reply
             if len(replies) == len(messages):
                 return [replies[m.metadata.dst_node_id] for m in messages]
         missing = [
@@ -160,6 +175,23 @@ class Courier:
             raise_error(content, step)
             contents[name] = content
         return contents
+
+
+def embeddings(contents: Mapping[str, Content], step: int) -> dict[str, Array]:
+    """Return the embedding that each passive party replied with.
+
+    Parameters
+    ----------
+    contents : Mapping[str, Content]
+        Replies by party name.
+    step : int
+        The training step, for error messages.
+    """
+    for name, content in contents.items():
+        if name not in content.arrays:
+            remedy = "Run one version of flower-vfl at every party"
+            raise PartyError(name, "its reply has no embedding", remedy, step)
+    return {name: content.arrays[name] for name, content in contents.items()}
 
 
 def _repeat(message: Message) -> Message:

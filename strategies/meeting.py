@@ -91,9 +91,6 @@ def hold_meeting(
                 f"has splits of {size}, the label party of {sizes[label.name]}",
                 "Give all parties the same split, or none",
             )
-    if not sizes[label.name]["train"]:
-        remedy = "Make the held-out parts smaller"
-        raise PartyError(label.name, "has no training rows", remedy)
     return Meeting(label, passive, sizes[label.name])
 
 

@@ -18,8 +18,10 @@ class RunState:
     ----------
     step : int (default: 0)
         Completed training steps.
-    loss, rows, seconds : float (default: 0.0)
-        Sums over the steps of the current epoch.
+    sums : dict[str, float] (default: {})
+        Loss and other metrics of the steps of the current epoch, each times its rows.
+    rows, seconds : float (default: 0.0)
+        Of the steps of the current epoch.
     train, evaluate : dict[int, dict[str, float]] (default: {})
         Metrics by epoch.
     best : float | None (default: None)
@@ -31,7 +33,7 @@ class RunState:
     """
 
     step: int = 0
-    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
     rows: float = 0.0
     seconds: float = 0.0
     train: dict[int, dict[str, float]] = field(default_factory=dict)

@@ -9,18 +9,26 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
+from torch import Tensor
 
 from flower_vfl.arrays import to_array, to_tensor
-from flower_vfl.checkpoints import DirectoryStore, step_tag, tagged_step
-from flower_vfl.errors import ConfigError, PartyRestartedError, VerticalError
+from flower_vfl.checkpoints import DirectoryStore, outdated, step_tag, tagged_step
+from flower_vfl.errors import (
+    ConfigError,
+    PartyError,
+    PartyRestartedError,
+    VerticalError,
+    unknown_name,
+)
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.protocol import Content, Verb, gradient_arrays
+from flower_vfl.party import Shape, check_finite
+from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
 from flower_vfl.schedule import count_batches
-from flower_vfl.transform import Batch
+from flower_vfl.transform import Batch, GradientTransform
 
-from .courier import Courier
+from .courier import Courier, embeddings
 from .meeting import Meeting
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
@@ -59,10 +67,10 @@ class Training:
         self.epochs = epochs
         self.state = RunState()
         rows = meeting.sizes["train"]
-        self.steps = count_batches(rows, strategy.batch_size or rows)
+        self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
         self._gradient_step = 0
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._kept: dict[str, dict[str, Any]] = {}  # by tag, of this run only
         folder = strategy.state_dir
         self._store = DirectoryStore(Path(folder) / "strategy") if folder else None
         self._rewinds = 0
@@ -73,11 +81,14 @@ class Training:
         shown = self.strategy.progress
         bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
         with bar, interruptible() as interrupted:
+            if self.strategy.checkpoint_every and not self.state.step:
+                self._checkpoint(step_tag(0))
             while not self.state.stopped and self.state.step < self.epochs * self.steps:
                 try:
                     self._advance(bar)
                     if interrupted():
                         self._checkpoint(step_tag(self.state.step))
+                        log(WARNING, "interrupted. %s", self._advice())
                         raise KeyboardInterrupt
                 except PartyRestartedError as error:
                     self._rewind(error)
@@ -104,13 +115,13 @@ class Training:
         step = self.state.step + 1
         strategy, courier = self.strategy, self.courier
         where = {"step": step, "index": index}
-        embeddings, _ = strategy.aggregate_train(
+        parts, _ = strategy.aggregate_train(
             epoch,
             courier.deliver(
                 list(
                     strategy.configure_train(
                         epoch,
-                        ArrayRecord(self._gradients),
+                        array_record(self._gradients),
                         ConfigRecord({**where, **self._gradient_config()}),
                         courier.grid,
                     )
@@ -120,14 +131,16 @@ class Training:
         )
         self._gradients, self._gradient_step = {}, 0
         label = self.meeting.label.name
-        content = Content({**where, "epoch": epoch}, dict(embeddings or {}))
+        content = Content({**where, "epoch": epoch}, parts or {})
         if any(transform.requires_labels for transform in strategy.transforms):
             content.config["labels"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
         self._gradients = self._defend(reply, step, epoch)
         self._gradient_step = self.state.step = step
         rows = reply.metrics["rows"]
-        self.state.loss += reply.metrics["loss"] * rows
+        for name, value in reply.metrics.items():
+            if name != "rows":
+                self.state.sums[name] = self.state.sums.get(name, 0.0) + value * rows
         self.state.rows += rows
         return reply.metrics["loss"]
 
@@ -137,14 +150,15 @@ class Training:
     def _defend(self, reply: Content, step: int, epoch: int) -> dict[str, Array]:
         """Return what each passive party gets: the gradient, transformed."""
         if not self.strategy.transforms:
-            return reply.arrays
+            return dict(reply.arrays)
         labels = None if reply.labels is None else to_tensor(reply.labels)
         defended = {}
         for name, array in reply.arrays.items():
-            gradient = to_tensor(array)
+            gradient = to_tensor(array).clone()  # parties may share its memory
             batch = Batch(name, step, self.strategy.seed, labels, epoch)
             for transform in self.strategy.transforms:
                 gradient = transform(gradient, batch)
+                _check_transformed(gradient, to_tensor(array).shape, transform, batch)
             defended[name] = to_array(gradient)
         return defended
 
@@ -163,11 +177,11 @@ class Training:
     def _close_epoch(self, epoch: int, bar: TrainingProgress) -> None:
         state = self.state
         state.train[epoch] = {
-            "loss": state.loss / state.rows,
+            **{name: total / state.rows for name, total in state.sums.items()},
             "seconds": state.seconds,
             "steps": self.steps,
         }
-        state.loss = state.rows = state.seconds = 0.0
+        state.sums, state.rows, state.seconds = {}, 0.0, 0.0
         every = self.strategy.evaluate_every
         last = epoch == self.epochs
         if not every or (epoch % every and not last):
@@ -222,8 +236,8 @@ class Training:
         """
         metrics: dict[str, float] = {}
         for index in range(self._parts(split)):
-            embeddings = self._embeddings(split, index, epoch)
-            content = Content({"split": split, "index": index}, embeddings)
+            parts = self._embeddings(split, index, epoch)
+            content = Content({"split": split, "index": index}, parts)
             label = self.meeting.label.name
             messages = self.courier.messages(Verb.EVALUATE, {label: content})
             replies = self.courier.deliver(messages, self.state.step)
@@ -242,13 +256,15 @@ class Training:
         parts = []
         label = self.meeting.label.name
         for index in range(self._parts(split)):
-            embeddings = self._embeddings(split, index, 0)
-            content = Content({"split": split, "index": index}, embeddings)
+            embedded = self._embeddings(split, index, 0)
+            content = Content({"split": split, "index": index}, embedded)
             reply = self.courier.ask(Verb.PREDICT, {label: content}, None)[label]
             parts.append(reply.arrays["predictions"])
         return parts
 
     def _parts(self, split: str) -> int:
+        if split not in self.meeting.sizes:
+            raise unknown_name("split", split, self.meeting.sizes)
         rows = self.meeting.sizes[split]
         return count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
 
@@ -256,14 +272,14 @@ class Training:
         where: dict[str, Any] = {"split": split, "index": index}
         messages = self.strategy.configure_evaluate(
             epoch,
-            ArrayRecord(self._gradients),
+            array_record(self._gradients),
             ConfigRecord({**where, **self._gradient_config()}),
             self.courier.grid,
         )
         replies = self.courier.deliver(list(messages), self.state.step)
         self._gradients, self._gradient_step = {}, 0
         contents = self.courier.collect(replies, self.state.step)
-        return {name: content.arrays[name] for name, content in contents.items()}
+        return embeddings(contents, self.state.step)
 
     def _checkpoint(self, tag: str) -> None:
         """Have every party keep its state after the last completed step."""
@@ -274,7 +290,9 @@ class Training:
             "run": asdict(self.state),
             "transforms": [t.state_dict() for t in self.strategy.transforms],
         }
-        self._kept[self.state.step] = copy.deepcopy(kept)
+        self._kept[tag] = copy.deepcopy(kept)
+        for old in outdated(list(self._kept), tag):
+            del self._kept[old]
         if self._store is not None:
             self._store.save(tag, kept)
 
@@ -293,21 +311,30 @@ class Training:
             raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
         self._gradients, self._gradient_step = {}, 0
         step = next(iter(steps.values()))
-        kept = self._kept.get(step)
+        kept = self._kept.get(tag)
         if kept is None and self._store is not None and tag in self._store.tags():
             kept = self._store.load(tag)
         if kept is None:
-            self.state = RunState(step=step)
-            return
+            log(WARNING, "the strategy has no part of '%s': its history is lost", tag)
+            states = [t.state_dict() for t in self.strategy.transforms]
+            kept = {"run": asdict(RunState(step=step)), "transforms": states}
+        if len(kept["transforms"]) != len(self.strategy.transforms):
+            raise ConfigError(
+                f"'{tag}' is of a run with other transforms; use the same"
+            )
+        self._kept[tag] = kept
         self.state = RunState(**copy.deepcopy(kept["run"]))
         for transform, state in zip(
             self.strategy.transforms, kept["transforms"], strict=True
         ):
-            transform.load_state_dict(state)
+            transform.load_state_dict(copy.deepcopy(state))
 
     def resume(self) -> None:
         """Go back to the newest step that every party has a checkpoint of."""
-        found = [tagged_step(tag) for tag in self.meeting.common_checkpoints()]
+        self._go_back(self.meeting.common_checkpoints())
+
+    def _go_back(self, tags: set[str]) -> None:
+        found = [tagged_step(tag) for tag in tags]
         steps = [step for step in found if step is not None]
         if not steps:
             raise ConfigError(
@@ -328,7 +355,7 @@ class Training:
         log(WARNING, "%s", error)
         self.meeting = self.strategy.meet(self.courier)
         try:
-            self.resume()
+            self._go_back(self.meeting.common_checkpoints() & set(self._kept))
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 
@@ -349,7 +376,20 @@ class Training:
             self._tell_passive(Verb.BACKWARD)
 
     def _advice(self) -> str:
-        if not self._kept:
+        steps = [step for tag in self._kept if (step := tagged_step(tag)) is not None]
+        if not steps:
             return "No checkpoint was kept; set checkpoint_every to be able to resume."
-        newest = max(self._kept)
+        newest = max(steps)
         return f"The newest checkpoint is of step {newest}: start with resume=True."
+
+
+def _check_transformed(
+    gradient: Tensor, shape: Shape, transform: GradientTransform, batch: Batch
+) -> None:
+    """Refuse what a transform returned before any party trains on it."""
+    what = f"what {type(transform).__name__} made of its gradient"
+    remedy = "Correct the transform or its settings"
+    if gradient.shape != shape:
+        problem = f"{what} has the shape {tuple(gradient.shape)} and not {tuple(shape)}"
+        raise PartyError(batch.party, problem, remedy, batch.step)
+    check_finite(gradient, batch.party, what, remedy, batch.step)

@@ -17,12 +17,18 @@ from numpy.typing import NDArray
 
 from flower_vfl.aggregation import AGGREGATIONS
 from flower_vfl.arrays import to_tensor
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.party import Terms
-from flower_vfl.protocol import Content, Value, Verb, gradient_arrays
+from flower_vfl.protocol import (
+    Content,
+    Value,
+    Verb,
+    array_record,
+    gradient_arrays,
+)
 from flower_vfl.transform import GradientTransform
 
-from .courier import Courier
+from .courier import Courier, embeddings
 from .meeting import Meeting, hold_meeting
 from .run_state import RunState
 from .stopping import EarlyStopping
@@ -188,6 +194,10 @@ class VerticalStrategy(Strategy):
         self.summary()
         started = time.time()
         training = self.connect(grid, num_rounds, timeout)
+        label = training.meeting.label.name
+        if not training.meeting.sizes["train"]:
+            remedy = "Make the held-out parts smaller"
+            raise PartyError(label, "has no training rows", remedy)
         if resume:
             training.resume()
         state = training.run()
@@ -216,6 +226,11 @@ class VerticalStrategy(Strategy):
         """
         courier = Courier(grid, timeout, self.retries)
         meeting = self.meet(courier)
+        if self.early_stopping is not None and not meeting.sizes["valid"]:
+            raise ConfigError(
+                "early stopping looks at validation rows and there are none; set "
+                "valid_fraction, or give every party a split with VALID rows"
+            )
         self._training = Training(self, courier, meeting, num_rounds)
         return self._training
 
@@ -286,8 +301,8 @@ class VerticalStrategy(Strategy):
         """
         training = self._running()
         contents = training.courier.collect(replies, training.state.step + 1)
-        embeddings = {name: content.arrays[name] for name, content in contents.items()}
-        return ArrayRecord(embeddings), None
+        found = embeddings(contents, training.state.step + 1)
+        return array_record(found), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

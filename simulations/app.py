@@ -1,0 +1,89 @@
+"""The Flower app of this project: what ``flwr run simulations/label_leakage`` runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+
+from flower_vfl.client_app import vertical_client_app
+from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+
+from .config import RunConfig, parse_rates
+from .parties import label_at, passive_at
+from .results import result_document, save_result
+
+client_app = vertical_client_app(passive=passive_at, label=label_at)
+server_app = ServerApp()
+
+
+def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:
+    """Return the strategy of a run.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    progress : bool | None (default: None)
+        Whether a progress bar is shown; None shows it on a terminal.
+    """
+    stopping = EarlyStopping(patience=config.patience) if config.patience else None
+    return VerticalStrategy(
+        batch_size=config.batch_size,
+        seed=config.seed,
+        aggregation=config.aggregation,
+        learning_rate=parse_rates(config.learning_rate),
+        evaluate_every=config.evaluate_every,
+        early_stopping=stopping,
+        checkpoint_every=config.checkpoint_every,
+        keep_final=bool(config.out),
+        state_dir=config.state_dir or None,
+        parties=config.parties + 1,
+        threads=config.threads,
+        progress=progress,
+    )
+
+
+def train(
+    grid: Grid, config: RunConfig, engine: str, progress: bool | None = None
+) -> dict[str, object]:
+    """Train on a grid and return the result as a document; save it if asked to.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any grid whose nodes run :data:`client_app`.
+    config : RunConfig
+        The settings.
+    engine : str
+        Name of the engine, for the record.
+    progress : bool | None (default: None)
+        Whether a progress bar is shown; None shows it on a terminal.
+    """
+    started = time.time()
+    strategy = make_strategy(config, progress)
+    result: Result = strategy.start(
+        grid, num_rounds=config.epochs, timeout=config.timeout, resume=config.resume
+    )
+    document = result_document(config, engine, result, time.time() - started)
+    if config.out:
+        save_result(document, Path(config.out))
+    return document
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy on Flower's own grid.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    context : Context
+        Its run config holds the settings.
+    """
+    config = RunConfig.from_run_config(context.run_config)
+    train(grid, config, engine="flower", progress=False)

@@ -1,0 +1,387 @@
+"""The ``flower-vfl`` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flower_vfl.errors import ConfigError, VerticalError, unknown_name
+from flower_vfl.grid import InProcessGrid
+
+from .app import client_app, train
+from .config import RunConfig
+from .datasets import dataset_names
+from .models import BOTTOM_MODELS, TOP_MODELS
+from .optimizers import OPTIMIZERS
+from .predict import predict_saved, write_predictions
+from .results import PARTIES_FOLDER, load_result
+
+ENGINES = ("in-process", "flower")
+DEFAULT = RunConfig()
+app = typer.Typer(
+    name="flower-vfl",
+    help="Vertical federated learning on Flower: parties that hold different columns "
+    "about the same people train one model together.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+_DATA, _MODEL, _TRAIN, _FILES, _RUN = "Data", "Model", "Training", "Own files", "Run"
+
+
+@app.callback()
+def root() -> None:
+    """Vertical federated learning on Flower."""
+
+
+@app.command()
+def run(
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="A dataset by name: " + ", ".join(dataset_names()) + ".",
+            rich_help_panel=_DATA,
+        ),
+    ] = DEFAULT.dataset,
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Another target of a dataset that has several.", rich_help_panel=_DATA
+        ),
+    ] = DEFAULT.target,
+    limit: Annotated[
+        int, typer.Option(help="Use so many rows only; 0: all.", rich_help_panel=_DATA)
+    ] = DEFAULT.limit,
+    parties: Annotated[
+        int,
+        typer.Option(help="Number of passive parties.", rich_help_panel=_DATA),
+    ] = DEFAULT.parties,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="How columns are divided: even, fractions=0.3,0.7, "
+            "widths=10,20 or columns=age+income|height.",
+            rich_help_panel=_DATA,
+        ),
+    ] = DEFAULT.split,
+    label_share: Annotated[
+        str,
+        typer.Option(
+            help="Columns that the label party keeps: a fraction, or names "
+            "joined by +.",
+            rich_help_panel=_DATA,
+        ),
+    ] = DEFAULT.label_share,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of rows for the test.", rich_help_panel=_DATA)
+    ] = DEFAULT.test_fraction,
+    valid_fraction: Annotated[
+        float,
+        typer.Option(help="Share of rows for early stopping.", rich_help_panel=_DATA),
+    ] = DEFAULT.valid_fraction,
+    label_party: Annotated[
+        str,
+        typer.Option(
+            help="CSV or Parquet file of the party that holds the labels.",
+            rich_help_panel=_FILES,
+        ),
+    ] = "",
+    label_column: Annotated[
+        str, typer.Option(help="Its label column.", rich_help_panel=_FILES)
+    ] = "",
+    passive: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File of a passive party; once for each.", rich_help_panel=_FILES
+        ),
+    ] = None,
+    id_column: Annotated[
+        str,
+        typer.Option(
+            help="Column with the ids that all files share.", rich_help_panel=_FILES
+        ),
+    ] = DEFAULT.id_column,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="binary, multiclass or regression; found out if not given.",
+            rich_help_panel=_FILES,
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Bottom model of every party, with parameters as in "
+            "mlp:hidden=64+32: auto, " + ", ".join(BOTTOM_MODELS) + ".",
+            rich_help_panel=_MODEL,
+        ),
+    ] = DEFAULT.bottom,
+    top: Annotated[
+        str,
+        typer.Option(
+            help="Top model: " + ", ".join(TOP_MODELS) + ".", rich_help_panel=_MODEL
+        ),
+    ] = DEFAULT.top,
+    width: Annotated[
+        int,
+        typer.Option(help="Width of each party's cut layer.", rich_help_panel=_MODEL),
+    ] = DEFAULT.width,
+    aggregation: Annotated[
+        str,
+        typer.Option(
+            help="How embeddings are joined: concat, sum, mean, max or product.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = DEFAULT.aggregation,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="auto, cross-entropy or mean-squared-error.", rich_help_panel=_MODEL
+        ),
+    ] = DEFAULT.objective,
+    epochs: Annotated[
+        int, typer.Option(help="Number of epochs.", rich_help_panel=_TRAIN)
+    ] = DEFAULT.epochs,
+    batch_size: Annotated[
+        int, typer.Option(help="Rows of a batch; 0: all.", rich_help_panel=_TRAIN)
+    ] = DEFAULT.batch_size,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="Optimizer of every party: " + ", ".join(OPTIMIZERS) + ".",
+            rich_help_panel=_TRAIN,
+        ),
+    ] = DEFAULT.optimizer,
+    learning_rate: Annotated[
+        str,
+        typer.Option(
+            help="For all parties (0.01) or by name (label=0.01,passive-1=0.001).",
+            rich_help_panel=_TRAIN,
+        ),
+    ] = "",
+    patience: Annotated[
+        int,
+        typer.Option(
+            help="Stop after so many evaluations without improvement on the "
+            "validation rows; 0: never.",
+            rich_help_panel=_TRAIN,
+        ),
+    ] = DEFAULT.patience,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Epochs between evaluations.", rich_help_panel=_TRAIN)
+    ] = DEFAULT.evaluate_every,
+    seed: Annotated[
+        int,
+        typer.Option(help="Decides everything that is random.", rich_help_panel=_TRAIN),
+    ] = DEFAULT.seed,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            help="Steps between checkpoints; 0: none.", rich_help_panel=_TRAIN
+        ),
+    ] = DEFAULT.checkpoint_every,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest checkpoint in --out.",
+            rich_help_panel=_TRAIN,
+        ),
+    ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="in-process: all parties in this process, fast. flower: as "
+            "Flower clients under 'flwr run', simulated on Ray.",
+            rich_help_panel=_RUN,
+        ),
+    ] = ENGINES[0],
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_RUN)
+    ] = DEFAULT.device,
+    threads: Annotated[
+        int,
+        typer.Option(
+            help="Threads of each party. Sums depend on it.", rich_help_panel=_RUN
+        ),
+    ] = DEFAULT.threads,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for result.json and the trained modules.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the result as JSON and nothing else.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
+) -> None:
+    """Train one model over several parties and report how good it is."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if resume and out is None:
+        raise ConfigError("--resume needs the --out folder of the run to continue")
+    files = passive or []
+    folder = "" if out is None else str(out.resolve())
+    config = RunConfig(
+        dataset=dataset,
+        target=target,
+        limit=limit,
+        label_party=str(Path(label_party).resolve()) if label_party else "",
+        passive=",".join(str(Path(file).resolve()) for file in files),
+        id_column=id_column,
+        label_column=label_column,
+        task=task,
+        parties=len(files) or parties,
+        split=split,
+        label_share=label_share,
+        bottom=model,
+        top=top,
+        width=width,
+        aggregation=aggregation,
+        objective=objective,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        test_fraction=test_fraction,
+        valid_fraction=valid_fraction,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        device=device,
+        threads=threads,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        state_dir=str(Path(folder) / PARTIES_FOLDER) if folder else "",
+        out=folder,
+    )
+    start = run_in_process if engine == "in-process" else run_on_flower
+    document = start(config, quiet=as_json)
+    if as_json:
+        print(json.dumps(document))
+    else:
+        _show(document)
+
+
+def run_in_process(config: RunConfig, quiet: bool) -> dict[str, Any]:
+    """Run in this process and return the result document.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    quiet : bool
+        Whether nothing but errors is shown.
+    """
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    nodes = config.parties + 1
+    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+        return train(grid, config, "in-process", progress=False if quiet else None)
+
+
+def run_on_flower(config: RunConfig, quiet: bool) -> dict[str, Any]:
+    """Run as Flower clients under ``flwr run`` and return the result document.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    quiet : bool
+        Whether Flower's log lines are kept back.
+    """
+    from .flower_engine import run_app  # Flower's simulation extra is needed only here
+
+    with tempfile.TemporaryDirectory() as temporary:
+        placed = config if config.out else replace(config, out=temporary)
+        run_app(
+            Path(__file__).parent / "label_leakage",
+            run_config=placed.to_run_config(),
+            nodes=config.parties + 1,
+            on_line=None if quiet else lambda line: print(line, file=sys.stderr),
+        )
+        return load_result(Path(placed.out))
+
+
+def _show(document: dict[str, Any]) -> None:
+    """Print a result for a person."""
+    config, seconds = document["config"], document["seconds"]
+    source = Path(config["label_party"]).name or config["dataset"]
+    title = f"{source}: {config['parties']} passive parties"
+    table = Table(title=title, title_justify="left")
+    epochs = document["epochs"]
+    names = [key for key in document["final"] if not key.endswith("_loss")]
+    for name in ("epoch", "loss", *names):
+        table.add_column(name.replace("_", " "), justify="right")
+    shown = sorted({0, len(epochs) // 2, len(epochs) - 1})
+    for metrics in (epochs[index] for index in shown):
+        cells = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
+        table.add_row(str(metrics["epoch"]), f"{metrics['loss']:.4f}", *cells)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{seconds['total']:.1f} s on {document['engine']}, "
+        f"{seconds['step'] * 1e3:.2f} ms per step",
+        highlight=False,
+    )
+    if config["out"]:
+        console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
+    split: Annotated[
+        str, typer.Option(help="Rows to predict: test, valid or train.")
+    ] = "test",
+    label_party: Annotated[
+        str, typer.Option(help="New rows of the label party (run on files only).")
+    ] = "",
+    passive: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="New rows of a passive party; once for each, in the order of the run."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write; the screen if not given.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the predictions as JSON.")
+    ] = False,
+) -> None:
+    """Predict with the model that a run has saved."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    files = [label_party, *(passive or [])] if label_party or passive else []
+    frame = predict_saved(run_folder, split, files)
+    if as_json:
+        print(frame.to_json(orient="records"))
+    else:
+        write_predictions(frame, out)
+
+
+def main() -> None:
+    """Run the command; an error is one line, not a traceback."""
+    try:
+        app()
+    except VerticalError as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+        print(f"flower-vfl: {error}{notes}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        print("flower-vfl: interrupted", file=sys.stderr)
+        sys.exit(130)

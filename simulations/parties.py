@@ -1,0 +1,288 @@
+"""Parties of a run, made at their nodes from its settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from flower_vfl.checkpoints import DirectoryStore, open_store
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.label import LabelParty
+from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
+from flower_vfl.passive import PassiveParty
+from flower_vfl.schedule import TEST, TRAIN, split_rows
+from flower_vfl.sessions import node_name, node_role
+
+from .config import RunConfig
+from .datasets import (
+    PartyData,
+    TableFit,
+    infer_task,
+    load_dataset,
+    order_by_ids,
+    party_columns,
+    prepare_party,
+    prepare_table,
+    read_party_file,
+)
+from .datasets.types import Task
+from .models import build_bottom, build_top
+from .optimizers import build_optimizer
+
+OBJECTIVES = {
+    "cross-entropy": ("binary", "multiclass"),
+    "mean-squared-error": ("regression",),
+}
+FIT_FILE = "fit.json"
+
+
+@dataclass(frozen=True)
+class PartyRows:
+    """One party's rows, ready for training.
+
+    Parameters
+    ----------
+    data : PartyData
+        Features; empty at a label party that has none.
+    ids : NDArray[Any]
+        One id per row.
+    codes : NDArray[np.int8]
+        Split of each row.
+    labels : NDArray[Any] | None (default: None)
+        Labels, at the label party.
+    task : Task | None (default: None)
+        Task, at the label party.
+    classes : tuple[str, ...] (default: ())
+        Names of the classes, at the label party.
+    """
+
+    data: PartyData
+    ids: NDArray[Any]
+    codes: NDArray[np.int8]
+    labels: NDArray[Any] | None = None
+    task: Task | None = None
+    classes: tuple[str, ...] = ()
+
+
+def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
+    """Load what one party holds.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    index : int
+        0 for the label party, then the passive parties.
+    file : str | None (default: None)
+        The party's file, where its node names one.
+    """
+    if file or config.label_party:
+        files = [config.label_party, *config.passive_files()]
+        return _rows_of_file(config, file or files[index], index == 0)
+    dataset = load_dataset(
+        config.dataset,
+        data_dir=Path(config.data_dir) if config.data_dir else None,
+        target=config.target or None,
+        limit=config.limit or None,
+    )
+    codes = dataset.split(config.seed, config.test_fraction, config.valid_fraction)
+    columns = party_columns(
+        dataset, codes, config.parties, config.split, config.label_share
+    )
+    data = prepare_party(dataset, codes, columns[index])
+    if index:
+        return PartyRows(data, dataset.ids, codes)
+    labels, task, classes = dataset.labels, dataset.task, dataset.classes
+    return PartyRows(data, dataset.ids, codes, labels, task, classes)
+
+
+def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
+    column = config.label_column if is_label else None
+    rows = order_by_ids(read_party_file(file, config.id_column, column))
+    codes = split_rows(
+        len(rows.ids), config.seed, config.test_fraction, config.valid_fraction
+    )
+    data = PartyData((), None, ())
+    if rows.features.shape[1]:
+        data = prepare_table(rows.features, codes)
+    if rows.labels is None:
+        return PartyRows(data, rows.ids, codes)
+    found = infer_task(rows.labels, config.task or None)  # type: ignore[arg-type]
+    return PartyRows(data, rows.ids, codes, found.labels, found.task, found.classes)
+
+
+def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
+    """Load rows that a trained party has not seen, all of them for prediction.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Settings of the run that trained it.
+    file : str
+        File with the columns that the party was trained on; a label is not needed.
+    fit : Path
+        What the party learned about its columns.
+    """
+    rows = order_by_ids(read_party_file(file, config.id_column, config.id_column))
+    codes = np.full(len(rows.ids), TEST, dtype=np.int8)
+    known = read_known(fit)
+    data = PartyData((), None, ())
+    if known["fit"] is not None:
+        table = TableFit.from_state_dict(known["fit"])
+        data = PartyData(table.apply(rows.features), table.spec, known["columns"])
+    classes = tuple(known["classes"])
+    return PartyRows(data, rows.ids, codes, task=known["task"], classes=classes)
+
+
+def read_known(fit: Path) -> dict[str, Any]:
+    """Return what a party's node kept about its columns and classes.
+
+    Parameters
+    ----------
+    fit : Path
+        The file that :func:`rows_at` wrote.
+    """
+    if not fit.is_file():
+        raise ConfigError(
+            f"'{fit}' is missing; predict for the run's own rows, or train again with "
+            "--out on files"
+        )
+    known: dict[str, Any] = json.loads(fit.read_text())
+    return known
+
+
+def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
+    """Return the objective of a run, with its top model.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    rows : PartyRows
+        The label party's rows.
+    """
+    task = rows.task
+    if task is None:
+        raise ConfigError("the label party's task is not known")
+    name = config.objective
+    if name == "auto":
+        name = "mean-squared-error" if task == "regression" else "cross-entropy"
+    if name not in OBJECTIVES:
+        raise unknown_name("objective", name, ["auto", *OBJECTIVES])
+    if task not in OBJECTIVES[name]:
+        fitting = [n for n, tasks in OBJECTIVES.items() if task in tasks]
+        raise ConfigError(
+            f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
+        )
+    classes = len(rows.classes)
+    embeddings = config.parties + bool(rows.data.inputs)
+    joined = config.width * (embeddings if config.aggregation == "concat" else 1)
+    top = build_top(config.top, joined, classes if task == "multiclass" else 1)
+    if name == "cross-entropy":
+        return CrossEntropy(top, classes)
+    if rows.labels is None:
+        return MeanSquaredError(top)
+    training = rows.labels[rows.codes == TRAIN]
+    center, scale = float(training.mean()), float(training.std())
+    return MeanSquaredError(top, center, scale or 1.0)
+
+
+def make_passive(config: RunConfig, rows: PartyRows) -> PassiveParty:
+    """Return a passive party.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    rows : PartyRows
+        Its rows.
+    """
+    if rows.data.spec is None:
+        raise ConfigError("a passive party needs at least one feature column")
+    return PassiveParty(
+        rows.data.inputs,
+        build_bottom(config.bottom, rows.data.spec, config.width),
+        optimizer=build_optimizer(config.optimizer),
+        ids=rows.ids,
+        split=rows.codes,
+        device=config.device,
+    )
+
+
+def make_label(config: RunConfig, rows: PartyRows) -> LabelParty:
+    """Return the label party.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    rows : PartyRows
+        Its rows.
+    """
+    spec = rows.data.spec
+    own = None if spec is None else build_bottom(config.bottom, spec, config.width)
+    return LabelParty(
+        rows.labels,
+        objective_for(config, rows),
+        features=rows.data.inputs or None,
+        model=own,
+        optimizer=build_optimizer(config.optimizer),
+        ids=rows.ids,
+        split=rows.codes,
+        device=config.device,
+        rows=len(rows.ids),
+    )
+
+
+def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
+    """Return a node's settings and rows, and keep what prediction will need.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context. Its node config may name a ``data`` file of its own.
+    """
+    config = RunConfig.from_run_config(context.run_config)
+    index = 0
+    if node_role(context) == "passive" and "data" not in context.node_config:
+        index = int(context.node_config.get("partition-id", 0))
+    file = context.node_config.get("data")
+    rows = load_rows(config, index, None if file is None else str(file))
+    store = open_store(context, node_name(context))
+    if isinstance(store, DirectoryStore) and isinstance(
+        rows.data.fit, TableFit | type(None)
+    ):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
+        known = {"fit": fit, "columns": list(rows.data.columns)}
+        known |= {"task": rows.task, "classes": list(rows.classes)}
+        (store.folder / FIT_FILE).write_text(json.dumps(known))
+    return config, rows
+
+
+def passive_at(context: Context) -> PassiveParty:
+    """Return the passive party of a node.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    return make_passive(*rows_at(context))
+
+
+def label_at(context: Context) -> LabelParty:
+    """Return the label party of a node.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    return make_label(*rows_at(context))

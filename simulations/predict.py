@@ -1,0 +1,123 @@
+"""Predictions of a saved run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from flwr.app import Context
+
+from flower_vfl.checkpoints import DirectoryStore
+from flower_vfl.client_app import vertical_client_app
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.grid import InProcessGrid
+from flower_vfl.label import LabelParty
+from flower_vfl.passive import PassiveParty
+from flower_vfl.schedule import SPLITS
+from flower_vfl.sessions import node_name
+
+from .app import make_strategy
+from .config import RunConfig
+from .parties import (
+    FIT_FILE,
+    PartyRows,
+    load_rows,
+    make_label,
+    make_passive,
+    new_rows,
+    read_known,
+)
+from .results import PARTIES_FOLDER, load_result
+
+
+def predict_saved(
+    folder: Path, split: str = "test", files: list[str] | None = None
+) -> pd.DataFrame:
+    """Return the predictions of a saved run with the id of each row.
+
+    Parameters
+    ----------
+    folder : Path
+        The ``--out`` folder of the run.
+    split : str (default: "test")
+        Rows of the run's own data; not used where files are given.
+    files : list[str] | None (default: None)
+        New rows: the label party's file, empty if it holds no features, and that of
+        each passive party.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    config = RunConfig(**load_result(folder)["config"])
+    state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
+    config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
+    if files and (not config.label_party or len(files) != config.parties + 1):
+        raise ConfigError(
+            "new rows are for a run on files, with one file for each of its "
+            f"{config.parties} passive parties (and one of the label party if it holds "
+            "features)"
+        )
+    loaded: dict[int, PartyRows] = {}
+
+    def rows_of(context: Context) -> PartyRows:
+        index = int(context.node_config["partition-id"])
+        if not files:
+            loaded[index] = load_rows(config, index)
+        else:
+            fit = state_dir / node_name(context) / FIT_FILE
+            source = files[index] or files[1]  # a label party without features
+            loaded[index] = new_rows(config, source, fit)
+        return loaded[index]
+
+    def passive(context: Context) -> PassiveParty:
+        return make_passive(config, rows_of(context))
+
+    def label(context: Context) -> LabelParty:
+        return make_label(config, rows_of(context))
+
+    for name in ("label", *(f"passive-{i + 1}" for i in range(config.parties))):
+        if "final" not in DirectoryStore(state_dir / name).tags():
+            raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
+    nodes = config.parties + 1
+    client_app = vertical_client_app(passive, label)
+    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+        strategy = make_strategy(config, progress=False)
+        strategy.connect(grid).restore("final")
+        values = strategy.predict(split)
+    return _table(values, loaded[0], split, read_known(state_dir / "label" / FIT_FILE))
+
+
+def _table(
+    values: np.ndarray, rows: PartyRows, split: str, known: dict[str, object]
+) -> pd.DataFrame:
+    ids = rows.ids[rows.codes == SPLITS[split]]
+    classes = list(known["classes"])  # type: ignore[call-overload]
+    if known["task"] == "regression":
+        return pd.DataFrame({"id": ids, "prediction": values})
+    if known["task"] == "binary":
+        chosen = np.asarray(classes)[(values > 0.5).astype(int)]
+        column = f"probability of {classes[1]}"
+        return pd.DataFrame({"id": ids, "prediction": chosen, column: values})
+    chosen = np.asarray(classes)[values.argmax(axis=1)]
+    frame = pd.DataFrame({"id": ids, "prediction": chosen})
+    for number, name in enumerate(classes):
+        frame[f"probability of {name}"] = values[:, number]
+    return frame
+
+
+def write_predictions(frame: pd.DataFrame, out: Path | None) -> None:
+    """Write predictions as CSV.
+
+    Parameters
+    ----------
+    frame : pd.DataFrame
+        As :func:`predict_saved` returned it.
+    out : Path | None
+        The file; None writes to the screen.
+    """
+    if out is None:
+        frame.to_csv(sys.stdout, index=False)
+    else:
+        frame.to_csv(out, index=False)

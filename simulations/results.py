@@ -1,0 +1,102 @@
+"""The result of a run as a JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp.strategy import Result
+
+from flower_vfl.errors import ConfigError
+
+from .config import RunConfig
+
+FORMAT = 1
+RESULT_FILE = "result.json"
+PARTIES_FOLDER = "parties"
+
+
+def result_document(
+    config: RunConfig, engine: str, result: Result, seconds: float
+) -> dict[str, Any]:
+    """Return everything worth keeping about a run.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Its settings.
+    engine : str
+        What it ran on.
+    result : Result
+        What it measured.
+    seconds : float
+        How long it took, the hello included.
+    """
+    train = result.train_metrics_clientapp
+    evaluated = result.evaluate_metrics_clientapp
+    epochs = [
+        {"epoch": epoch, **dict(train[epoch]), **dict(evaluated.get(epoch, {}))}
+        for epoch in train
+    ]
+    training = sum(float(metrics["seconds"]) for metrics in epochs)
+    steps = sum(int(metrics["steps"]) for metrics in epochs)
+    last = max(evaluated, default=None)
+    return {
+        "format": FORMAT,
+        "engine": engine,
+        "config": asdict(config),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
+        },
+        "epochs": epochs,
+        "final": {} if last is None else dict(evaluated[last]),
+        "seconds": {
+            "total": seconds,
+            "training": training,
+            "step": training / steps if steps else 0.0,
+        },
+    }
+
+
+def save_result(document: dict[str, Any], folder: Path) -> None:
+    """Write a result document, whole or not at all.
+
+    Parameters
+    ----------
+    document : dict[str, Any]
+        As :func:`result_document` returned it.
+    folder : Path
+        Made if it does not exist.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{RESULT_FILE}.{os.getpid()}"
+    part.write_text(json.dumps(document, indent=2) + "\n")
+    part.replace(folder / RESULT_FILE)
+
+
+def load_result(folder: Path) -> dict[str, Any]:
+    """Read a result document.
+
+    Parameters
+    ----------
+    folder : Path
+        The ``--out`` folder of a run.
+    """
+    path = folder / RESULT_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"'{folder}' has no {RESULT_FILE}; give the --out folder of a finished run"
+        )
+    document: dict[str, Any] = json.loads(path.read_text())
+    if document.get("format") != FORMAT:
+        raise ConfigError(
+            f"'{path}' is of format {document.get('format')}, this version reads "
+            f"{FORMAT}; use the version that wrote it"
+        )
+    return document
