@@ -1,6 +1,10 @@
 """The device that a party computes on."""
 
+from __future__ import annotations
+
 import torch
+
+from .errors import ConfigError
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:
@@ -14,4 +18,12 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise ConfigError(
+            f"the device '{name}' is not to be had here ({reason}); use auto or cpu"
+        ) from error
+    return device

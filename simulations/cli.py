@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -229,6 +230,10 @@ def run(
             rich_help_panel=_RUN,
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show Flower's log.", rich_help_panel=_RUN),
+    ] = False,
 ) -> None:
     """Train one model over several parties and report how good it is."""
     if engine not in ENGINES:
@@ -271,49 +276,69 @@ def run(
         out=folder,
     )
     start = run_in_process if engine == "in-process" else run_on_flower
-    document = start(config, quiet=as_json)
+    document = start(config, verbose=verbose, bar=not as_json)
     if as_json:
         print(json.dumps(document))
     else:
         _show(document)
 
 
-def run_in_process(config: RunConfig, quiet: bool) -> dict[str, Any]:
+def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
     """Run in this process and return the result document.
 
     Parameters
     ----------
     config : RunConfig
         The settings.
-    quiet : bool
-        Whether nothing but errors is shown.
+    verbose : bool
+        Whether Flower's log is shown.
+    bar : bool
+        Whether a progress bar may be shown.
     """
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    _set_log(verbose)
     nodes = config.parties + 1
     with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
-        return train(grid, config, "in-process", progress=False if quiet else None)
+        return train(grid, config, "in-process", progress=None if bar else False)
 
 
-def run_on_flower(config: RunConfig, quiet: bool) -> dict[str, Any]:
+def _set_log(verbose: bool) -> None:
+    """Keep Flower's log back: what matters of an error is printed at the end."""
+    level = logging.INFO if verbose else logging.CRITICAL
+    logging.getLogger("flwr").setLevel(level)
+
+
+def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
     """Run as Flower clients under ``flwr run`` and return the result document.
 
     Parameters
     ----------
     config : RunConfig
         The settings.
-    quiet : bool
-        Whether Flower's log lines are kept back.
+    verbose : bool
+        Whether Flower's log lines are shown.
+    bar : bool
+        Whether anything but them may be shown.
     """
     from .flower_engine import run_app  # Flower's simulation extra is needed only here
 
+    console = Console(stderr=True, highlight=False, markup=False)
+    status = console.status("starting Flower and Ray, which takes about 15 s")
+
+    def show(line: str) -> None:
+        if verbose:
+            console.print(line, soft_wrap=True)
+        elif "epoch" in line:
+            status.update(line.partition(":")[2].strip())
+
     with tempfile.TemporaryDirectory() as temporary:
         placed = config if config.out else replace(config, out=temporary)
-        run_app(
-            Path(__file__).parent / "label_leakage",
-            run_config=placed.to_run_config(),
-            nodes=config.parties + 1,
-            on_line=None if quiet else lambda line: print(line, file=sys.stderr),
-        )
+        with status if bar and console.is_terminal else nullcontext():
+            run_app(
+                Path(__file__).parent / "label_leakage",
+                run_config=placed.to_run_config(),
+                nodes=config.parties + 1,
+                on_line=show,
+            )
         return load_result(Path(placed.out))
 
 
@@ -365,7 +390,7 @@ def predict(
     ] = False,
 ) -> None:
     """Predict with the model that a run has saved."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    _set_log(verbose=False)
     files = [label_party, *(passive or [])] if label_party or passive else []
     frame = predict_saved(run_folder, split, files)
     if as_json:

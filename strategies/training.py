@@ -83,8 +83,14 @@ class Training:
         with bar, interruptible() as interrupted:
             if self.strategy.checkpoint_every and not self.state.step:
                 self._checkpoint(step_tag(0))
-            while not self.state.stopped and self.state.step < self.epochs * self.steps:
+            while True:
                 try:
+                    if (
+                        self.state.stopped
+                        or self.state.step >= self.epochs * self.steps
+                    ):
+                        self._finish()
+                        return self.state
                     self._advance(bar)
                     if interrupted():
                         self._checkpoint(step_tag(self.state.step))
@@ -95,8 +101,6 @@ class Training:
                 except VerticalError as error:
                     error.add_note(self._advice())
                     raise
-            self._finish()
-        return self.state
 
     def _advance(self, bar: TrainingProgress) -> None:
         epoch, index = divmod(self.state.step, self.steps)

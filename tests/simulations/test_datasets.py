@@ -48,14 +48,6 @@ IMAGES = {"ham10000": (3, 64, 64), "bhi": (3, 50, 50), "cifar10": (3, 32, 32)}
 
 
 @pytest.fixture
-def data_folder() -> Path:
-    for folder in data_folders():
-        if (folder / "criteo_8k.csv.gz").is_file():
-            return folder
-    pytest.skip("the dataset files are not there: set FLOWER_VFL_DATA to their folder")
-
-
-@pytest.fixture
 def no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No dataset files, and a cache of its own; returns the cache folder."""
     empty = tmp_path / "empty"

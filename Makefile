@@ -1,0 +1,48 @@
+# `make demo` and `make test` work on a fresh clone; each makes the virtual environment.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CHECKED := build/installed
+export FLWR_TELEMETRY_ENABLED = 0
+
+.PHONY: help demo test lint typecheck bench clean
+
+help:
+	@echo "make demo    train over three parties on built-in data, then predict"
+	@echo "make test    lint, type check and run every test"
+	@echo "make lint    ruff and mypy only"
+	@echo "make bench   side-by-side measurements, one ratio per line"
+	@echo "make clean   remove the virtual environment and what was built"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.11"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/flower-vfl run --dataset breast-cancer --parties 2 --out runs/demo
+	$(BIN)/flower-vfl predict runs/demo --out runs/demo/predictions.csv
+	@echo "predictions for the test rows:"
+	@head -n 4 runs/demo/predictions.csv
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY) typecheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Two of the package's folders lie outside it, so mypy looks at an installed copy.
+typecheck: $(READY)
+	@rm -rf build/lib $(CHECKED)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target $(CHECKED) .
+	cd $(CHECKED) && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p flower_vfl
+
+bench: $(READY)
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/hops.py
+
+clean:
+	rm -rf $(VENV) build runs

@@ -1,0 +1,57 @@
+"""The same app in one process and under ``flwr run`` on Ray."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_vfl.grid import InProcessGrid
+from flower_vfl.simulations.app import client_app, train
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.flower_engine import run_app
+
+APP = Path(__file__).parents[2] / "simulations" / "label_leakage"
+PARTIES = ("label", "passive-1", "passive-2")
+
+
+def placed(config: RunConfig, folder: Path) -> RunConfig:
+    return replace(config, out=str(folder), state_dir=str(folder / "parties"))
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_flwr_run_ends_with_the_weights_of_the_in_process_run(tmp_path: Path) -> None:
+    config = RunConfig(
+        epochs=2,
+        batch_size=128,
+        bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
+        label_share="0.2",
+        evaluate_every=2,
+    )
+    here, there = placed(config, tmp_path / "here"), placed(config, tmp_path / "there")
+    threads = torch.get_num_threads()
+    with InProcessGrid(client_app, 3, here.to_run_config()) as grid:
+        train(grid, here, "in-process", progress=False)
+    torch.set_num_threads(threads)
+    run_app(APP, run_config=there.to_run_config(), nodes=3, timeout=240)
+
+    ours, theirs = (
+        json.loads((folder / "result.json").read_text())
+        for folder in (tmp_path / "here", tmp_path / "there")
+    )
+    assert theirs["engine"] == "flower"
+    for one, two in zip(ours["epochs"], theirs["epochs"], strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {
+            k: v for k, v in two.items() if k != "seconds"
+        }
+    for party in PARTIES:
+        one = torch.load(tmp_path / "here" / "parties" / party / "final.pt")
+        two = torch.load(tmp_path / "there" / "parties" / party / "final.pt")
+        for module in {"model", "objective"} & one.keys():
+            assert one[module].keys() == two[module].keys()
+            for name, weight in one[module].items():
+                assert torch.equal(weight, two[module][name]), (party, name)
