@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal, cast
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from flower_vfl.client_app import vertical_client_app
+from flower_vfl.errors import unknown_name
+from flower_vfl.resident import Limits, ResidentGrid, resident
+from flower_vfl.resident.settings import WIRE_DTYPES
 from flower_vfl.strategies import EarlyStopping, VerticalStrategy
 
 from .config import RunConfig, parse_rates
 from .parties import label_at, passive_at
 from .results import result_document, save_result
 
-client_app = vertical_client_app(passive=passive_at, label=label_at)
+client_app = resident(vertical_client_app(passive=passive_at, label=label_at))
 server_app = ServerApp()
+_WireType = Literal["float16", "bfloat16"]
 
 
 def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:
@@ -86,4 +91,38 @@ def main(grid: Grid, context: Context) -> None:
         Its run config holds the settings.
     """
     config = RunConfig.from_run_config(context.run_config)
-    train(grid, config, engine="flower", progress=False)
+    if config.transport == "plain":
+        train(grid, config, engine="flower", progress=False)
+        return
+    with resident_grid(grid, config) as sessions:
+        train(sessions, config, engine="ray", progress=False)
+
+
+def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
+    """Return a grid that keeps the parties of another one in memory.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    config : RunConfig
+        Addresses, certificates and limits.
+    """
+    if config.wire_dtype not in ("", *WIRE_DTYPES):
+        raise unknown_name("wire-dtype", config.wire_dtype, WIRE_DTYPES)
+    return ResidentGrid(
+        grid,
+        address=config.address,
+        advertise=config.advertise or None,
+        certificate=Path(config.certificate) if config.certificate else None,
+        private_key=Path(config.private_key) if config.private_key else None,
+        root_certificate=(
+            Path(config.root_certificate) if config.root_certificate else None
+        ),
+        insecure=config.insecure,
+        wire_dtype=cast(
+            Literal["float16", "bfloat16"] | None, config.wire_dtype or None
+        ),
+        reopen=True,  # a party that lost its state says so and is restored
+        limits=Limits(silence=config.silence),
+    )

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
-import tempfile
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_vfl.errors import ConfigError, VerticalError, unknown_name
-from flower_vfl.grid import InProcessGrid
 
-from .app import client_app, train
 from .config import RunConfig
 from .datasets import dataset_names
+from .engines import ENGINES, set_log
 from .models import BOTTOM_MODELS, TOP_MODELS
 from .optimizers import OPTIMIZERS
 from .predict import predict_saved, write_predictions
-from .results import PARTIES_FOLDER, load_result
+from .results import PARTIES_FOLDER
 
-ENGINES = ("in-process", "flower")
 DEFAULT = RunConfig()
 app = typer.Typer(
     name="flower-vfl",
@@ -202,11 +196,12 @@ def run(
     engine: Annotated[
         str,
         typer.Option(
-            help="in-process: all parties in this process, fast. flower: as "
-            "Flower clients under 'flwr run', simulated on Ray.",
+            help="in-process: all parties in this process, fast. ray: as Flower "
+            "clients under 'flwr run', kept in memory by Ray actors. flower: the same "
+            "with one ordinary Flower message for each request, slow.",
             rich_help_panel=_RUN,
         ),
-    ] = ENGINES[0],
+    ] = "in-process",
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_RUN)
     ] = DEFAULT.device,
@@ -274,72 +269,13 @@ def run(
         resume=resume,
         state_dir=str(Path(folder) / PARTIES_FOLDER) if folder else "",
         out=folder,
+        transport="plain" if engine == "flower" else "resident",
     )
-    start = run_in_process if engine == "in-process" else run_on_flower
-    document = start(config, verbose=verbose, bar=not as_json)
+    document = ENGINES[engine](config, verbose, not as_json)
     if as_json:
         print(json.dumps(document))
     else:
         _show(document)
-
-
-def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
-    """Run in this process and return the result document.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    verbose : bool
-        Whether Flower's log is shown.
-    bar : bool
-        Whether a progress bar may be shown.
-    """
-    _set_log(verbose)
-    nodes = config.parties + 1
-    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
-        return train(grid, config, "in-process", progress=None if bar else False)
-
-
-def _set_log(verbose: bool) -> None:
-    """Keep Flower's log back: what matters of an error is printed at the end."""
-    level = logging.INFO if verbose else logging.CRITICAL
-    logging.getLogger("flwr").setLevel(level)
-
-
-def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
-    """Run as Flower clients under ``flwr run`` and return the result document.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    verbose : bool
-        Whether Flower's log lines are shown.
-    bar : bool
-        Whether anything but them may be shown.
-    """
-    from .flower_engine import run_app  # Flower's simulation extra is needed only here
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    status = console.status("starting Flower and Ray, which takes about 15 s")
-
-    def show(line: str) -> None:
-        if verbose:
-            console.print(line, soft_wrap=True)
-        elif "epoch" in line:
-            status.update(line.partition(":")[2].strip())
-
-    with tempfile.TemporaryDirectory() as temporary:
-        placed = config if config.out else replace(config, out=temporary)
-        with status if bar and console.is_terminal else nullcontext():
-            run_app(
-                Path(__file__).parent / "label_leakage",
-                run_config=placed.to_run_config(),
-                nodes=config.parties + 1,
-                on_line=show,
-            )
-        return load_result(Path(placed.out))
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -390,7 +326,7 @@ def predict(
     ] = False,
 ) -> None:
     """Predict with the model that a run has saved."""
-    _set_log(verbose=False)
+    set_log(verbose=False)
     files = [label_party, *(passive or [])] if label_party or passive else []
     frame = predict_saved(run_folder, split, files)
     if as_json:

@@ -9,6 +9,7 @@ from typing import Any
 from flower_vfl.errors import ConfigError, unknown_name
 
 ConfigValue = str | int | float | bool
+TRANSPORTS = ("resident", "plain")
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -83,6 +84,23 @@ class RunConfig:
         Folder for the results.
     timeout : float (default: 600.0)
         Seconds to wait for a party.
+    transport : str (default: "resident")
+        How messages travel under Flower: ``"resident"`` opens a session with each party
+        that stays in memory; ``"plain"`` uses Flower's messages for each step.
+    address : str (default: "127.0.0.1:0")
+        Where the server listens for sessions.
+    advertise : str (default: "")
+        What parties dial, if it is another address.
+    certificate, private_key : str (default: "")
+        Files of the server's TLS certificate and key for sessions.
+    root_certificate : str (default: "")
+        File of the certificate that parties trust, if it is another one.
+    insecure : bool (default: False)
+        Allow sessions without TLS beyond this machine.
+    wire_dtype : str (default: "")
+        ``"float16"`` or ``"bfloat16"`` halves what travels; empty sends all digits.
+    silence : float (default: 30.0)
+        Seconds that a party may be out of reach before its session is given up.
     """
 
     dataset: str = "breast-cancer"
@@ -118,6 +136,15 @@ class RunConfig:
     state_dir: str = ""
     out: str = ""
     timeout: float = 600.0
+    transport: str = "resident"
+    address: str = "127.0.0.1:0"
+    advertise: str = ""
+    certificate: str = ""
+    private_key: str = ""
+    root_certificate: str = ""
+    insecure: bool = False
+    wire_dtype: str = ""
+    silence: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what no part of a run could work with."""
@@ -125,6 +152,8 @@ class RunConfig:
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.transport not in TRANSPORTS:
+            raise unknown_name("transport", self.transport, TRANSPORTS)
         if self.passive and self.parties != len(self.passive_files()):
             raise ConfigError(
                 f"{len(self.passive_files())} passive files are given for "

@@ -19,7 +19,7 @@ from flwr.supercore.run import Run
 from flower_vfl.errors import unknown_name
 
 from .endpoint import Endpoint, Pem
-from .links import Link
+from .links import Link, is_live
 from .mail import Mail
 from .server import Hub
 from .settings import (
@@ -49,7 +49,8 @@ class ResidentGrid(Grid):
     A node that loses its connection has ``limits.silence`` seconds to come back; what
     it had not answered is sent again, and a node that had answered already repeats its
     reply without running again. After that its messages come back as error replies
-    that name it (`ErrorCode.NODE_UNAVAILABLE`), until `open` is called for it again.
+    that name it (`ErrorCode.NODE_UNAVAILABLE`), until `open` is called for it again or,
+    with `reopen`, until the next message to it.
 
     Parameters
     ----------
@@ -77,6 +78,9 @@ class ResidentGrid(Grid):
         What becomes of a message to a node that did not join when it was asked: an
         error reply, or an ordinary message over the wrapped grid. A node that joined
         and was lost always gives an error, because its state is gone.
+    reopen : bool (default: False)
+        Whether the message after that error invites the node again; for apps that
+        notice that a node has lost its state.
     open_timeout : float (default: 120.0)
         Seconds that a node has to join. A SuperNode whose client process was killed
         takes about a minute to notice, and joins again only then.
@@ -100,6 +104,7 @@ class ResidentGrid(Grid):
         wire_dtype: Literal["float16", "bfloat16"] | None = None,
         detached: bool | None = None,
         on_missing: Literal["error", "plain"] = "error",
+        reopen: bool = False,
         open_timeout: float = 120.0,
         farewell: float = 10.0,
         limits: Limits | None = None,
@@ -115,6 +120,7 @@ class ResidentGrid(Grid):
         self._wire_dtype = wire_dtype
         self._detached = _is_simulation(grid) if detached is None else detached
         self._on_missing = on_missing
+        self._reopen = reopen
         self._open_timeout = open_timeout
         self._farewell = farewell
         self._limits = limits or Limits()
@@ -152,7 +158,7 @@ class ResidentGrid(Grid):
         with self._opening:
             hub = self._ready_hub()
             with hub.news:
-                todo = [n for n in wanted if not _is_live(hub.links.get(n))]
+                todo = [n for n in wanted if not is_live(hub.links.get(n))]
             self._join(hub, todo, self._open_timeout if timeout is None else timeout)
             missing = {n: self._missing[n] for n in wanted if n in self._missing}
         if missing:
@@ -289,7 +295,7 @@ class ResidentGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message; deprecated in Flower, use ``Message(...)``."""
+        """Create a message; Flower prefers ``Message(...)``."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -363,8 +369,10 @@ class ResidentGrid(Grid):
         node_ids = {message.metadata.dst_node_id for message in messages}
         with self._opening:
             hub = self._ready_hub()
-            fresh = sorted(node_ids - hub.links.keys() - self._missing.keys())
-            self._join(hub, fresh, self._open_timeout)
+            known = hub.links.keys() | self._missing.keys()
+            if self._reopen:
+                known = {n for n in known if is_live(hub.links.get(n))}
+            self._join(hub, sorted(node_ids - known), self._open_timeout)
             plain = set(self._missing) if self._on_missing == "plain" else set()
         return (
             [m for m in messages if m.metadata.dst_node_id in plain],
@@ -391,7 +399,3 @@ def _problem(reply: Message) -> str | None:
         return reply.error.reason or f"error {reply.error.code}"
     report = reply.content.config_records[OPEN_RECORD]
     return None if report["state"] == "detached" else str(report.get("reason"))
-
-
-def _is_live(link: Link | None) -> bool:
-    return link is not None and link.ended is None

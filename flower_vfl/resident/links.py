@@ -141,3 +141,14 @@ class Link:
         floor = next(iter(self.unanswered))
         payload = self.unanswered[sequence].payload
         connection.add(request_head(sequence, floor), *payload)
+
+
+def is_live(link: Link | None) -> bool:
+    """Return whether there is a session that has not ended.
+
+    Parameters
+    ----------
+    link : Link | None
+        What is known about a node, if anything is.
+    """
+    return link is not None and link.ended is None

@@ -1,0 +1,91 @@
+"""What a run runs on: this process, or Flower's runtimes."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flower_vfl.grid import InProcessGrid
+
+from .app import client_app, train
+from .config import RunConfig
+from .results import load_result
+
+
+def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
+    """Run in this process and return the result document.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    verbose : bool
+        Whether Flower's log is shown.
+    bar : bool
+        Whether a progress bar may be shown.
+    """
+    set_log(verbose)
+    nodes = config.parties + 1
+    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+        return train(grid, config, "in-process", progress=None if bar else False)
+
+
+def set_log(verbose: bool) -> None:
+    """Keep Flower's log back: what matters of an error is printed at the end.
+
+    Parameters
+    ----------
+    verbose : bool
+        Whether it is shown after all.
+    """
+    level = logging.INFO if verbose else logging.CRITICAL
+    logging.getLogger("flwr").setLevel(level)
+
+
+def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
+    """Run as Flower clients under ``flwr run`` and return the result document.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    verbose : bool
+        Whether Flower's log lines are shown.
+    bar : bool
+        Whether anything but them may be shown.
+    """
+    from .flower_engine import run_app  # Flower's simulation extra is needed only here
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    status = console.status("starting Flower and Ray, which takes about 15 s")
+
+    def show(line: str) -> None:
+        if verbose:
+            console.print(line, soft_wrap=True)
+        elif "epoch" in line:
+            status.update(line.partition(":")[2].strip())
+
+    with tempfile.TemporaryDirectory() as temporary:
+        placed = config if config.out else replace(config, out=temporary)
+        with status if bar and console.is_terminal else nullcontext():
+            run_app(
+                Path(__file__).parent / "label_leakage",
+                run_config=placed.to_run_config(),
+                nodes=config.parties + 1,
+                on_line=show,
+            )
+        return load_result(Path(placed.out))
+
+
+ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
+    "in-process": run_in_process,
+    "ray": run_on_flower,
+    "flower": run_on_flower,
+}
