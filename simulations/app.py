@@ -23,6 +23,7 @@ from .results import result_document, save_result
 client_app = resident(vertical_client_app(passive=passive_at, label=label_at))
 server_app = ServerApp()
 _WireType = Literal["float16", "bfloat16"]
+_LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
 
 
 def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:
@@ -124,5 +125,6 @@ def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
             Literal["float16", "bfloat16"] | None, config.wire_dtype or None
         ),
         reopen=True,  # a party that lost its state says so and is restored
+        open_timeout=min(config.timeout, _LONGEST_OPENING),
         limits=Limits(silence=config.silence),
     )

@@ -104,6 +104,8 @@ def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRo
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     column = config.label_column if is_label else None
+    if column == "":
+        raise ConfigError(f"which column of '{file}' is the label? Set label-column")
     rows = order_by_ids(read_party_file(file, config.id_column, column))
     codes = split_rows(
         len(rows.ids), config.seed, config.test_fraction, config.valid_fraction
@@ -249,10 +251,16 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
         The node's context. Its node config may name a ``data`` file of its own.
     """
     config = RunConfig.from_run_config(context.run_config)
-    index = 0
-    if node_role(context) == "passive" and "data" not in context.node_config:
-        index = int(context.node_config.get("partition-id", 0))
     file = context.node_config.get("data")
+    number = context.node_config.get("partition-id")
+    if file is None and number is None:
+        raise ConfigError(
+            "this node has no data; start its SuperNode with --node-config "
+            "'... data=\"/path/of/its/file.csv\"'"
+        )
+    index = 0
+    if node_role(context) == "passive":
+        index = 1 if number is None else max(int(number), 1)
     rows = load_rows(config, index, None if file is None else str(file))
     store = open_store(context, node_name(context))
     if isinstance(store, DirectoryStore) and isinstance(
@@ -260,8 +268,12 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     ):
         store.folder.mkdir(parents=True, exist_ok=True)
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
-        known = {"fit": fit, "columns": list(rows.data.columns)}
-        known |= {"task": rows.task, "classes": list(rows.classes)}
+        known = {
+            "fit": fit,
+            "columns": list(rows.data.columns),
+            "task": rows.task,
+            "classes": list(rows.classes),
+        }
         (store.folder / FIT_FILE).write_text(json.dumps(known))
     return config, rows
 

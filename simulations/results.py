@@ -39,12 +39,12 @@ def result_document(
     """
     train = result.train_metrics_clientapp
     evaluated = result.evaluate_metrics_clientapp
-    epochs = [
+    epochs: list[dict[str, Any]] = [
         {"epoch": epoch, **dict(train[epoch]), **dict(evaluated.get(epoch, {}))}
         for epoch in train
     ]
-    training = sum(float(metrics["seconds"]) for metrics in epochs)
-    steps = sum(int(metrics["steps"]) for metrics in epochs)
+    training: float = sum(metrics["seconds"] for metrics in epochs)
+    steps: int = sum(metrics["steps"] for metrics in epochs)
     last = max(evaluated, default=None)
     return {
         "format": FORMAT,

@@ -24,10 +24,16 @@ def placed(config: RunConfig, folder: Path) -> RunConfig:
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_flwr_run_ends_with_the_weights_of_the_in_process_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "engine"), [("plain", "flower"), ("resident", "ray")]
+)
+def test_flwr_run_ends_with_the_weights_of_the_in_process_run(
+    transport: str, engine: str, tmp_path: Path
+) -> None:
     config = RunConfig(
         epochs=2,
-        batch_size=128,
+        batch_size=228,
+        transport=transport,
         bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
         label_share="0.2",
         evaluate_every=2,
@@ -43,7 +49,7 @@ def test_flwr_run_ends_with_the_weights_of_the_in_process_run(tmp_path: Path) ->
         json.loads((folder / "result.json").read_text())
         for folder in (tmp_path / "here", tmp_path / "there")
     )
-    assert theirs["engine"] == "flower"
+    assert theirs["engine"] == engine
     for one, two in zip(ours["epochs"], theirs["epochs"], strict=True):
         assert {k: v for k, v in one.items() if k != "seconds"} == {
             k: v for k, v in two.items() if k != "seconds"

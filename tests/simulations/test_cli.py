@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,15 @@ def call(
         code = leave.code if isinstance(leave.code, int) else 1
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def flower_log() -> Iterator[None]:
+    """Give Flower's log back the level that the command changes."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -1,0 +1,198 @@
+"""Certificates and keys of one deployment, made when it starts.
+
+A deployment between organisations takes the server's certificate from its own authority
+and lets every party make its own key (see the README). Here all of them are made in one
+folder, are valid for a day and are as good as gone when the folder is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_LIFETIME = timedelta(days=1)
+_CLOCK_SKEW = timedelta(hours=1)
+_CURVE = ec.SECP384R1
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """Files of the server's TLS.
+
+    Parameters
+    ----------
+    authority : Path
+        Certificate that every client trusts (``ca.crt``).
+    certificate : Path
+        The server's certificate, signed by the authority.
+    key : Path
+        Its private key, readable for the owner only.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Files of a SuperNode's key, in OpenSSH's format as Flower wants it.
+
+    Parameters
+    ----------
+    private : Path
+        Stays with the party, readable for the owner only.
+    public : Path
+        Is registered with the SuperLink.
+    """
+
+    private: Path
+    public: Path
+
+
+def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
+    """Make an authority and a server certificate that it signed.
+
+    The authority's own key is not written anywhere: nothing else can be signed.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files go; made if it does not exist.
+    hosts : Sequence[str]
+        Names and IP addresses under which clients reach the server.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    authority_key = ec.generate_private_key(_CURVE())
+    authority_name = _name("flower-vfl authority of one deployment")
+    authority = (
+        _builder(authority_name, authority_name, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            _usage(key_cert_sign=True, crl_sign=True),
+            critical=True,
+        )
+        .sign(authority_key, hashes.SHA384())
+    )
+    key = ec.generate_private_key(_CURVE())
+    certificate = (
+        _builder(_name(hosts[0]), authority_name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.SubjectAlternativeName([_alternative(host) for host in hosts]),
+            critical=False,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(
+                authority_key.public_key()
+            ),
+            critical=False,
+        )
+        .sign(authority_key, hashes.SHA384())
+    )
+    files = ServerFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_private(
+        files.key,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+    return files
+
+
+def make_key_pair(folder: Path, name: str) -> KeyPair:
+    """Make the key that a SuperNode proves its identity with.
+
+    The same as ``ssh-keygen -t ecdsa -b 384 -N "" -f <name>_key``.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files go; made if it does not exist.
+    name : str
+        Name of the party.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(_CURVE())
+    pair = KeyPair(folder / f"{name}_key", folder / f"{name}_key.pub")
+    _write_private(
+        pair.private,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        ),
+    )
+    pair.public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        + b"\n"
+    )
+    return pair
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _usage(
+    digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a file that nobody else could read, not even for a moment."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_bytes(data)
