@@ -106,6 +106,8 @@ class LabelParty(Party):
                 "bottom model needs features: give both or neither"
             )
         super().__init__(features, model, optimizer, name, ids, split, device)
+        if labels is not None and not isinstance(labels, Tensor):
+            labels = np.asarray(labels)
         self.raw_labels = None if labels is None else as_tensors(labels)[0]
         self.objective = objective.to(self.device)
         self._own_aggregation = aggregation
@@ -113,7 +115,7 @@ class LabelParty(Party):
         self.trust_server = trust_server
         self._rows = rows
         self._labels: Tensor | None = None
-        self._order: list[str] = []
+        self._shapes: dict[str, Shape] = {}
         self._scores: list[Tensor] = []
 
     @property
@@ -167,7 +169,7 @@ class LabelParty(Party):
             )
         if isinstance(chosen, str):
             self._joiner = Aggregation(chosen)
-        self._order = list(terms.parties)
+        self._shapes = dict(terms.parties)
         self.objective.configure(self.make_optimizer)
         super().agree(terms)
         self._try_shapes(terms.parties)
@@ -279,15 +281,17 @@ class LabelParty(Party):
         """Return the embeddings on this device, in the agreed order, checked."""
         remedy = "Look at that party's features, model and learning rate"
         checked = {}
-        for name in self._order:
+        for name, shape in self._shapes.items():
             if name not in embeddings:
                 raise PartyError(name, "its embedding is missing", remedy, step)
             part = embeddings[name]
-            if len(part) != rows:
+            if part.shape != (rows, *shape):
                 raise PartyError(
                     name,
-                    f"sent {len(part)} rows of an embedding for a batch of {rows}",
-                    "Its bottom model must return one row per input row",
+                    f"sent an embedding of shape {tuple(part.shape)}; {(rows, *shape)} "
+                    "was agreed on",
+                    "Its bottom model must return one row per input row, always of the "
+                    "same width",
                     step,
                 )
             check_finite(part, name, "its embedding", remedy, step)

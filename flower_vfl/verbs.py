@@ -86,8 +86,8 @@ def _train(session: Session, content: Content, context: Context) -> Content:
             party.name,
             "a defense at the strategy asks for labels, and this node does not trust "
             "the server with them",
-            "Set trust-server=true in this node's config, or place the defense at the "
-            "label party",
+            "Set trust-server=true in this node's config, or use a defense that needs "
+            "no labels",
             step,
         )
     result = party.train_step(

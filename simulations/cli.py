@@ -57,6 +57,13 @@ def run(
     limit: Annotated[
         int, typer.Option(help="Use so many rows only; 0: all.", rich_help_panel=_DATA)
     ] = DEFAULT.limit,
+    data_dir: Annotated[
+        str,
+        typer.Option(
+            help="Folder of the dataset files, if not the usual one.",
+            rich_help_panel=_DATA,
+        ),
+    ] = DEFAULT.data_dir,
     parties: Annotated[
         int,
         typer.Option(help="Number of passive parties.", rich_help_panel=_DATA),
@@ -241,6 +248,7 @@ def run(
         dataset=dataset,
         target=target,
         limit=limit,
+        data_dir=str(Path(data_dir).resolve()) if data_dir else "",
         label_party=str(Path(label_party).resolve()) if label_party else "",
         passive=",".join(str(Path(file).resolve()) for file in files),
         id_column=id_column,

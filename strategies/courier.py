@@ -59,7 +59,14 @@ class Courier:
             if len(nodes) >= (expected or 2):
                 break
             if not told:
-                log(INFO, "%d of %d parties: waiting", len(nodes), expected or 2)
+                log(
+                    INFO,
+                    "%d of %d parties are there: waiting for SuperNodes (in a "
+                    "simulation: --federation-config num-supernodes=%d)",
+                    len(nodes),
+                    expected or 2,
+                    expected or 2,
+                )
                 told = True
             if time.monotonic() > deadline:
                 raise ConfigError(

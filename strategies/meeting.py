@@ -24,6 +24,8 @@ from flower_vfl.schedule import SPLITS
 
 from .courier import Courier
 
+RESERVED = "strategy"
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -112,6 +114,12 @@ def _greet(courier: Courier, seed: int, threads: int) -> list[Description]:
                 "Install the same flower-vfl everywhere",
             )
         description = unpack_description(reply)
+        if description.name == RESERVED:
+            raise PartyError(
+                description.name,
+                "has a name that the strategy keeps its own checkpoints under",
+                "Give it another name",
+            )
         if description.name in nodes:
             raise PartyError(
                 description.name,

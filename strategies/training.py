@@ -29,7 +29,7 @@ from flower_vfl.schedule import count_batches
 from flower_vfl.transform import Batch, GradientTransform
 
 from .courier import Courier, embeddings
-from .meeting import Meeting
+from .meeting import RESERVED, Meeting
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
 
@@ -72,7 +72,7 @@ class Training:
         self._gradient_step = 0
         self._kept: dict[str, dict[str, Any]] = {}  # by tag, of this run only
         folder = strategy.state_dir
-        self._store = DirectoryStore(Path(folder) / "strategy") if folder else None
+        self._store = DirectoryStore(Path(folder) / RESERVED) if folder else None
         self._rewinds = 0
         self._rewound_at = -1
 

@@ -155,6 +155,9 @@ class VerticalStrategy(Strategy):
     ) -> Result:
         """Train, and return what was measured.
 
+        Started again on the same grid, training goes on from the weights that it
+        reached; make a new grid to begin anew.
+
         Parameters
         ----------
         grid : Grid

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Literal
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -31,6 +32,8 @@ from .settings import (
     SessionError,
 )
 
+# What the SuperLink answers in place of a node that is stopped, or silent for long.
+_OFFLINE: Final = ErrorCode.NODE_UNAVAILABLE
 _OPEN_TTL: Final = 30 * 24 * 3600.0
 # Seconds between two looks for ordinary replies, while sessions open and close.
 _FAST_POLL: Final = 0.05
@@ -221,17 +224,11 @@ class ResidentGrid(Grid):
             limits=self._limits,
         )
 
-    def _join(self, hub: Hub, node_ids: list[int], timeout: float) -> None:
-        """Invite nodes and wait until they are connected or have failed."""
-        if not node_ids:
-            return
-        if not self._detached:
-            hub.start()
-        # Ray forks while it starts, which a gRPC server in the same process does not
-        # survive: in a simulation the server waits for the first reply.
+    def _invite(self, hub: Hub, node_ids: list[int], patience: float) -> None:
+        """Send each node the one Flower message that opens its session."""
         invitations = [
             Message(
-                RecordDict({OPEN_RECORD: self._offer(hub, n, timeout).to_record()}),
+                RecordDict({OPEN_RECORD: self._offer(hub, n, patience).to_record()}),
                 n,
                 OPEN_TYPE,
                 ttl=_OPEN_TTL,
@@ -241,6 +238,16 @@ class ResidentGrid(Grid):
         ids = self._grid.push_messages(invitations)
         # Flower gives None, or too few, for messages that it could not take.
         self._open_ids.update({n: i for n, i in zip(node_ids, ids, strict=False) if i})
+
+    def _join(self, hub: Hub, node_ids: list[int], timeout: float) -> None:
+        """Invite nodes and wait until they are connected or have failed."""
+        if not node_ids:
+            return
+        if not self._detached:
+            hub.start()
+        # Ray forks while it starts, which a gRPC server in the same process does not
+        # survive: in a simulation the server waits for the first reply.
+        self._invite(hub, node_ids, timeout)
         failed = self._await_nodes(hub, set(node_ids), time.monotonic() + timeout)
         with hub.news:
             for node_id in node_ids:
@@ -265,15 +272,22 @@ class ResidentGrid(Grid):
                     break
                 hub.news.wait(min(left, pause))
             ids = {self._open_ids[n] for n in waiting if n in self._open_ids}
+            away: list[int] = []
             for reply in self._grid.pull_messages(ids) if ids else ():
                 node_id = reply.metadata.src_node_id
                 self._open_ids.pop(node_id, None)
                 hub.start()
+                if reply.has_error() and reply.error.code == _OFFLINE:
+                    reasons[node_id] = "its SuperNode is offline"
+                    away.append(node_id)  # it has until `end` to come back
+                    continue
                 reasons[node_id] = "did not connect in time"
                 problem = _problem(reply)
                 if problem is not None:
                     failed[node_id] = problem
             waiting -= set(failed)
+            if away:
+                self._invite(hub, away, left)
         return {**failed, **{n: reasons[n] for n in waiting}}
 
     # --- Flower's grid ----------------------------------------------------------
@@ -390,7 +404,8 @@ class ResidentGrid(Grid):
 
 def _is_simulation(grid: Grid) -> bool:
     # By name: the class is not public, and importing it would load the SuperLink.
-    return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    in_memory = {"InMemoryGrid", "InProcessGrid"}
+    return any(kind.__name__ in in_memory for kind in type(grid).__mro__)
 
 
 def _problem(reply: Message) -> str | None:

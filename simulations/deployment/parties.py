@@ -55,7 +55,7 @@ def write_party_files(
     if data.table is None:
         raise ConfigError(f"'{dataset}' is not a table; choose one that is")
     codes = data.split(0, 0.2, 0.0)
-    columns = party_columns(data, codes, len(names) - 1, label_share="even")
+    columns = party_columns(data, codes, len(names) - 1, label_share=0.2)
     parties = []
     for number, (name, own) in enumerate(zip(names, columns, strict=True)):
         frame = data.table[list(own)].copy()

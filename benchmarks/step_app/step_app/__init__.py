@@ -1,0 +1,1 @@
+"""Times a training step with resident parties beside a plain loop."""

@@ -1,0 +1,25 @@
+"""The parties."""
+
+from flwr.app import Context
+
+from flower_vfl import CrossEntropy, LabelParty, PassiveParty, vertical_client_app
+from flower_vfl.resident import resident
+
+from .work import bottom_model, features, labels, top_model
+
+
+def passive(context: Context) -> PassiveParty:
+    """Return the passive party of a node."""
+    width = int(context.run_config["width"])
+    party = int(context.node_config["partition-id"])
+    return PassiveParty(features(party), bottom_model(width), device="cpu")
+
+
+def label(context: Context) -> LabelParty:
+    """Return the label party."""
+    parties, width = (int(context.run_config[key]) for key in ("parties", "width"))
+    objective = CrossEntropy(top_model(parties, width))
+    return LabelParty(labels(), objective, device="cpu")
+
+
+app = resident(vertical_client_app(passive, label))

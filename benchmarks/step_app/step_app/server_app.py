@@ -1,0 +1,46 @@
+"""Times both sides in turns."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_vfl.resident import ResidentGrid
+from flower_vfl.strategies import VerticalStrategy
+
+from .work import PlainLoop
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Write the medians of both sides to the file that the run config names."""
+    config = context.run_config
+    batch_size, parties = int(config["batch-size"]), int(config["parties"])
+    torch.set_num_threads(1)
+    loop = PlainLoop(parties, int(config["width"]), batch_size)
+    strategy = VerticalStrategy(
+        batch_size=batch_size,
+        test_fraction=0.0,
+        evaluate_every=0,
+        parties=parties + 1,
+        threads=1,
+        progress=False,
+    )
+    plain, split = [], []
+    with ResidentGrid(grid) as sessions:
+        for turn in range(int(config["turns"]) + 1):
+            seconds = loop.epoch()
+            training = strategy.connect(sessions)
+            started = time.perf_counter()
+            training.run()
+            if turn:  # the first turn warms up
+                plain.append(seconds)
+                split.append((time.perf_counter() - started) / training.steps)
+    medians = {"plain": statistics.median(plain), "split": statistics.median(split)}
+    Path(str(config["out"])).write_text(json.dumps(medians))

@@ -1,0 +1,344 @@
+"""A SuperLink and SuperNodes on loopback, each a process, as on separate machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flower_vfl.errors import ConfigError, VerticalError
+
+from ..flower_runtime import CONNECTION, LAST_LINES, Deadline, Runtime, free_port, plain
+from ..watchman import session_members
+from .certificates import KeyPair, make_key_pair, make_server_files
+from .parties import PartySpec
+
+ConfigValue = str | int | float | bool
+LOOPBACK = "127.0.0.1"
+APP = Path(__file__).resolve().parents[1] / "label_leakage"
+_POLL = 0.1  # seconds between two looks at a server, a file or a process
+_START = 60.0  # seconds that a process may take to be ready
+_STOP = 10.0  # seconds that a SuperNode may take to say goodbye
+
+
+class Cluster:
+    """The processes of one deployment; leaving the context ends all of them.
+
+    The SuperLink serves TLS under a certificate that is made here, and admits only
+    SuperNodes whose public key was registered. Everything lies in one folder: in
+    ``server/`` what the operator of the server has, in ``<party>/`` what a party has.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the deployment; made if it does not exist.
+    parties : Sequence[PartySpec]
+        The parties.
+    say : Callable[[str], None] (default: print)
+        Told about each step.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parties: Sequence[PartySpec],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        if os.name != "posix":
+            raise VerticalError("this needs Linux or macOS; on Windows use WSL2")
+        self.folder = folder.resolve()
+        self.parties = {party.name: party for party in parties}
+        self.server = self.folder / "server"
+        self.port = free_port()
+        self._say = say
+        self._keys: dict[str, KeyPair] = {}
+        self._scratch = Path(tempfile.mkdtemp(prefix="vfl-"))
+        self._runtime = Runtime(self.server / "flower", self._scratch)
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.tls = make_server_files(
+            self.server / "certificates", [LOOPBACK, "localhost"]
+        )
+
+    def __enter__(self) -> Cluster:
+        """Start the server and every party."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process."""
+        self.stop()
+
+    # --- starting and stopping --------------------------------------------------
+
+    def start(self) -> None:
+        """Start the server, register the parties' keys and start their SuperNodes."""
+        self.start_server()
+        self.register_parties()
+        for name in self.parties:
+            self.start_party(name)
+
+    def start_server(self) -> None:
+        """Start the SuperLink, and the SuperExec that starts the ServerApp."""
+        home = self.server / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{LOOPBACK}:{self.port}"\n'
+            f'root-certificates = "{self.tls.authority}"\n'
+        )
+        self._say(f"SuperLink: https://{LOOPBACK}:{self.port}, SuperNodes need a key")
+        self._launch(
+            "superlink",
+            ["flower-superlink", "--host", LOOPBACK, "--port", str(self.port)]
+            + ["--ssl-ca-certfile", str(self.tls.authority)]
+            + ["--ssl-certfile", str(self.tls.certificate)]
+            + ["--ssl-keyfile", str(self.tls.key)]
+            # A SuperExec of our own is in a session that we know, and end.
+            + ["--enable-supernode-auth", "--isolation", "process"],
+        )
+        self._launch(
+            "superexec",
+            ["flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{self.port}"]
+            + ["--root-certificates", str(self.tls.authority)],
+        )
+        self._wait("the SuperLink did not answer", self._superlink_answers, "superlink")
+
+    def register_parties(self) -> None:
+        """Make a key for each party and register its public half."""
+        commands = {}
+        for name in self.parties:
+            self._keys[name] = make_key_pair(self.folder / name / "keys", name)
+            commands[name] = self._runtime.start(
+                ["flwr", "supernode", "register", str(self._keys[name].public)]
+                + [CONNECTION, "--name", name]
+            )
+        for name, command in commands.items():
+            said, _ = command.communicate(timeout=_START)
+            if command.returncode:
+                raise VerticalError(f"the key of '{name}' was refused:\n{plain(said)}")
+            self._say(f"{name}: its public key is registered")
+
+    def start_party(self, name: str) -> None:
+        """Start a party's SuperNode.
+
+        Parameters
+        ----------
+        name : str
+            The party.
+        """
+        if self.is_running(name):
+            raise ConfigError(f"the SuperNode of '{name}' is running already")
+        party = self.parties[name]
+        node_config = self.folder / name / "node.toml"
+        values = {"role": party.role, "name": name, "data": str(party.data)}
+        values["state-dir"] = str(self.state_dir(name))
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        node_config.write_text("".join(lines))
+        self._launch(
+            name,
+            ["flower-supernode", "--superlink", f"{LOOPBACK}:{self.port}"]
+            + ["--root-certificates", str(self.tls.authority)]
+            + ["--auth-supernode-private-key", str(self._keys[name].private)]
+            + ["--node-config", str(node_config)]
+            + ["--host", LOOPBACK, "--port", str(free_port())],
+        )
+        self._say(f"{name}: SuperNode, {party.role} party, data {party.data.name}")
+
+    def stop_party(self, name: str) -> None:
+        """Stop a party's SuperNode as its operator would, and wait for its end.
+
+        Parameters
+        ----------
+        name : str
+            The party.
+        """
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """End every process of the deployment."""
+        # The parties first, so that they can say goodbye to the SuperLink.
+        for name in self.parties:
+            if self.is_running(name):
+                self._processes[name].send_signal(signal.SIGTERM)
+        end = time.monotonic() + _STOP / 2
+        while any(map(self.is_running, self.parties)) and time.monotonic() < end:
+            time.sleep(_POLL)
+        self._runtime.stop()
+
+    def is_running(self, name: str) -> bool:
+        """Return whether a process is running.
+
+        Parameters
+        ----------
+        name : str
+            A party, ``"superlink"`` or ``"superexec"``.
+        """
+        process = self._processes.get(name)
+        return process is not None and process.poll() is None
+
+    # --- what is in it ----------------------------------------------------------
+
+    def state_dir(self, name: str) -> Path:
+        """Return the folder of a party's checkpoints.
+
+        Parameters
+        ----------
+        name : str
+            The party.
+        """
+        return self.folder / name / "state"
+
+    def log(self, name: str) -> str:
+        """Return what a process has logged so far, all its starts together.
+
+        Parameters
+        ----------
+        name : str
+            A party, ``"superlink"`` or ``"superexec"``, which has the ServerApp's log.
+        """
+        path = self._log_file(name)
+        return plain(path.read_text(errors="replace")) if path.exists() else ""
+
+    def process_ids(self, name: str, program: str) -> list[int]:
+        """Return the ids of the processes that a process of the deployment started.
+
+        Parameters
+        ----------
+        name : str
+            A party, ``"superlink"`` or ``"superexec"``.
+        program : str
+            For example ``"flwr-clientapp"`` or ``"flwr-serverapp"``.
+        """
+        found = []
+        for pid in session_members({self._processes[name].pid}):
+            with suppress(subprocess.CalledProcessError):
+                command = ["ps", "-o", "args=", "-p", str(pid)]
+                shown = subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout
+                if any(Path(word).name == program for word in shown.split()[:3]):
+                    found.append(pid)
+        return sorted(found)
+
+    # --- runs -------------------------------------------------------------------
+
+    def submit(self, settings: Mapping[str, ConfigValue]) -> int:
+        """Submit the app with ``flwr run`` and return the id of the run.
+
+        Parameters
+        ----------
+        settings : Mapping[str, ConfigValue]
+            Values that replace those of the app; sessions get TLS without being told.
+        """
+        secured: dict[str, ConfigValue] = {
+            "certificate": str(self.tls.certificate),
+            "private-key": str(self.tls.key),
+            "root-certificate": str(self.tls.authority),
+            **settings,
+        }
+        file = self.server / "run.toml"
+        file.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in secured.items()))
+        command = ["flwr", "run", str(APP), CONNECTION, "--run-config", str(file)]
+        process = self._runtime.start(
+            [*command, "--format", "json"], errors=subprocess.PIPE
+        )
+        said, complaint = process.communicate(timeout=_START)
+        try:
+            return int(json.loads(said)["run-id"])
+        except (ValueError, KeyError, TypeError) as error:
+            text = plain(said + complaint)
+            raise VerticalError(f"flwr run refused the app:\n{text}") from error
+
+    def follow(self, run_id: int, on_line: Callable[[str], None]) -> None:
+        """Show the log of a run until it ends.
+
+        Parameters
+        ----------
+        run_id : int
+            The run.
+        on_line : Callable[[str], None]
+            Called with each line.
+        """
+        command = ["flwr", "log", str(run_id), CONNECTION, "--stream"]
+        process = self._runtime.start(command)
+        for line in self._runtime.lines(process, Deadline(None)):
+            on_line(line)
+
+    def status(self, run_id: int) -> tuple[str, str]:
+        """Return the status of a run and what Flower says about it.
+
+        Parameters
+        ----------
+        run_id : int
+            The run.
+        """
+        for run in self._runtime.list_runs(Deadline(_START)):
+            if int(run["run-id"]) == run_id:
+                return str(run["status"]), plain(str(run["status-details"]))
+        raise VerticalError(f"the SuperLink knows no run {run_id}")
+
+    def stop_run(self, run_id: int) -> None:
+        """Stop a run with ``flwr stop``.
+
+        Parameters
+        ----------
+        run_id : int
+            The run.
+        """
+        process = self._runtime.start(["flwr", "stop", str(run_id), CONNECTION])
+        said, _ = process.communicate(timeout=_START)
+        if process.returncode:
+            raise VerticalError(f"run {run_id} was not stopped:\n{plain(said)}")
+
+    # --- helpers ----------------------------------------------------------------
+
+    def _launch(self, name: str, command: list[str]) -> None:
+        path = self._log_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name in self.parties:  # each has a Flower home of its own
+            command = ["env", f"FLWR_HOME={path.parent / 'flower'}", *command]
+        with path.open("a") as log:
+            self._processes[name] = self._runtime.start(command, log)
+
+    def _log_file(self, name: str) -> Path:
+        if name in self.parties:
+            return self.folder / name / "supernode.log"
+        return self.server / f"{name}.log"
+
+    def _wait(self, problem: str, ready: Callable[[], bool], name: str) -> None:
+        end = time.monotonic() + _START
+        while not ready():
+            if not self.is_running(name) or time.monotonic() > end:
+                last = "\n".join(self.log(name).splitlines()[-LAST_LINES:])
+                raise VerticalError(f"{problem}; its log ends with:\n{last}")
+            time.sleep(_POLL)
+
+    def _superlink_answers(self) -> bool:
+        trust = ssl.create_default_context(cafile=str(self.tls.authority))
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+        )
+        try:
+            with opener.open(f"https://{LOOPBACK}:{self.port}/health", timeout=1):
+                return True
+        except (OSError, urllib.error.URLError):
+            return False

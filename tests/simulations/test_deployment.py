@@ -1,0 +1,142 @@
+"""A deployment of separate processes with TLS and keys, and what kills them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_cases import (
+    SETTINGS,
+    assert_same,
+    final_states,
+    processes_below,
+    undisturbed,
+    wait_until,
+)
+
+from flower_vfl.simulations.deployment import Cluster, write_party_files
+from flower_vfl.simulations.results import load_result
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
+    ),
+]
+STEPS = 29  # of an epoch: 455 training rows in batches of 16
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, write_party_files(tmp_path)) as made:
+        yield made
+    assert processes_below(tmp_path) == {}
+
+
+def test_the_command_trains_over_three_organisations(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = [sys.executable, "-m", "flower_vfl.simulations.deployment"]
+    done = subprocess.run(
+        [*command, "--epochs", "5", "--keep", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert processes_below(folder) == {}
+    document = load_result(folder / "server" / "result")
+    assert f"test auc: {document['final']['test_auc']:.4f}" in done.stdout
+    assert document["final"]["test_auc"] > 0.95
+
+    parties = write_party_files(tmp_path / "again")  # the same files
+    names = [party.name for party in parties]
+    headers = {n: (folder / n / f"{n}.csv").open().readline() for n in names}
+    assert [n for n in names if "label" in headers[n].split(",")] == ["bank"]
+    found = final_states({n: folder / n / "state" for n in names})
+    settings = {**SETTINGS, "epochs": 5, "batch-size": 32}
+    assert_same(found, undisturbed(parties, settings, tmp_path / "expected"))
+    for name in names:  # nothing of a party lies with another one, or with the server
+        assert [f.name for f in (folder / name / "state").iterdir()] == [name]
+    assert {f.name for f in (folder / "server" / "state").iterdir()} == {"strategy"}
+
+
+def test_killed_processes_cost_nothing_but_time(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A party's process dies, later the server's; the weights do not show it."""
+    settings = {
+        **SETTINGS,
+        "epochs": 30,
+        "batch-size": 16,
+        "bottom": "mlp:hidden=16,dropout=0.2",
+        "checkpoint-every": 10,
+        "silence": 4.0,
+        "timeout": 60.0,
+        "state-dir": str(cluster.server / "state"),
+        "out": str(cluster.server / "result"),
+    }
+    first = cluster.submit(settings)
+    wait_for_epoch(cluster, 3)
+    kill(cluster, "shop", "flwr-clientapp")
+    # Its SuperNode would notice by itself, but Flower takes up to a minute for that.
+    cluster.stop_party("shop")
+    cluster.start_party("shop")
+    wait_until(lambda: resumed(cluster), "everyone goes back to a common step")
+    [step] = resumed(cluster)
+    assert step >= 3 * STEPS - 10
+    assert step % STEPS, "killed in the middle of an epoch"
+    wait_for_epoch(cluster, 12)
+    kill(cluster, "superexec", "flwr-serverapp")
+    assert not (cluster.server / "result" / "result.json").exists()
+
+    cluster.stop_run(first)
+    second = cluster.submit({**settings, "resume": True})
+    cluster.follow(second, print)
+    assert cluster.status(second) == ("finished:completed", "N/A")
+    [_, step] = resumed(cluster)
+    assert 12 * STEPS - 10 <= step < 30 * STEPS
+    assert step % STEPS, "killed in the middle of an epoch"
+    epochs = load_result(cluster.server / "result")["epochs"]
+    assert [metrics["epoch"] for metrics in epochs] == list(range(1, 31))
+
+    parties = list(cluster.parties.values())
+    found = final_states({p.name: cluster.state_dir(p.name) for p in parties})
+    assert_same(found, undisturbed(parties, settings, tmp_path / "expected"))
+    assert_no_stranger_is_admitted(cluster)
+
+
+def wait_for_epoch(cluster: Cluster, epoch: int) -> None:
+    wait_until(lambda: f"epoch {epoch}:" in cluster.log("superexec"), f"epoch {epoch}")
+
+
+def kill(cluster: Cluster, name: str, program: str) -> None:
+    """Kill the processes that run the ClientApp or the ServerApp."""
+    found = cluster.process_ids(name, program)
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+def resumed(cluster: Cluster) -> list[int]:
+    """Return the steps at which runs were taken up again."""
+    found = re.findall(r"resumed after step (\d+)", cluster.log("superexec"))
+    return [int(step) for step in found]
+
+
+def assert_no_stranger_is_admitted(cluster: Cluster) -> None:
+    """Start a SuperNode with a key that nobody registered."""
+    cluster.stop_party("telco")
+    before = len(cluster.log("telco"))
+    (cluster.folder / "telco" / "keys" / "telco_key").write_bytes(
+        (cluster.folder / "stranger_key").read_bytes()
+    )
+    cluster.start_party("telco")
+    wait_until(lambda: not cluster.is_running("telco"), "the stranger is sent away")
+    assert "No SuperNode found" in cluster.log("telco")[before:]
