@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -55,7 +55,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
 
 def train(
     grid: Grid, config: RunConfig, engine: str, progress: bool | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Train on a grid and return the result as a document; save it if asked to.
 
     Parameters

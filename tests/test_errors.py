@@ -416,7 +416,7 @@ def test_a_transform_that_requires_labels_needs_trust() -> None:
     with pytest.raises(PartyError) as caught:
         start([label, *passive], transforms=[transform])
     assert caught.value.party == "label"
-    assert_words(caught.value, "trust-server=true", "place the defense at the label")
+    assert_words(caught.value, "trust-server=true", "needs no labels")
     assert label.step == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,16 +13,16 @@ from typing import Any
 from vertical_cases import assert_equal
 
 from flower_vfl import InProcessGrid
-from flower_vfl.checkpoints import DirectoryStore
+from flower_vfl.checkpoints import DirectoryStore, tagged_step
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.deployment import PartySpec
+from flower_vfl.simulations.deployment import Cluster, PartySpec
 
 Settings = Mapping[str, str | int | float | bool]
 SETTINGS: Settings = {"id-column": "id", "label-column": "label", "parties": 2}
 
 
-def wait_until(done: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def wait_until(done: Callable[[], object], what: str, seconds: float = 180.0) -> None:
     """Wait for something to become true; fail the test if it does not."""
     end = time.monotonic() + seconds
     while not done():
@@ -35,6 +37,34 @@ def final_states(folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
         name: DirectoryStore(folder / name).load("final")
         for name, folder in folders.items()
     }
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a party's folder."""
+    steps = (tagged_step(path.stem) for path in folder.glob("step-*.pt"))
+    return max((step for step in steps if step is not None), default=-1)
+
+
+class Follower:
+    """Collects the log of a run while the test does something else."""
+
+    def __init__(self, cluster: Cluster, run_id: int) -> None:
+        self.lines: list[str] = []
+        arguments = (run_id, self.lines.append)
+        self._thread = threading.Thread(
+            target=cluster.follow, args=arguments, daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, seconds: float = 180.0) -> None:
+        """Wait for the end of the run."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "\n".join(self.lines[-20:])
+
+    def resumed(self) -> list[int]:
+        """Return the steps at which the run was taken up again."""
+        found = re.findall(r"resumed after step (\d+)", "\n".join(self.lines))
+        return [int(step) for step in found]
 
 
 def undisturbed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,14 +12,20 @@ from pathlib import Path
 import pytest
 from fault_cases import (
     SETTINGS,
+    Follower,
     assert_same,
     final_states,
+    newest_step,
     processes_below,
     undisturbed,
     wait_until,
 )
 
-from flower_vfl.simulations.deployment import Cluster, write_party_files
+from flower_vfl.simulations.deployment import (
+    Cluster,
+    make_key_pair,
+    write_party_files,
+)
 from flower_vfl.simulations.results import load_result
 
 pytestmark = [
@@ -83,26 +88,26 @@ def test_killed_processes_cost_nothing_but_time(
         "out": str(cluster.server / "result"),
     }
     first = cluster.submit(settings)
-    wait_for_epoch(cluster, 3)
+    log = Follower(cluster, first)
+    wait_for_step(cluster, 3 * STEPS + 1)
     kill(cluster, "shop", "flwr-clientapp")
     # Its SuperNode would notice by itself, but Flower takes up to a minute for that.
     cluster.stop_party("shop")
     cluster.start_party("shop")
-    wait_until(lambda: resumed(cluster), "everyone goes back to a common step")
-    [step] = resumed(cluster)
-    assert step >= 3 * STEPS - 10
-    assert step % STEPS, "killed in the middle of an epoch"
-    wait_for_epoch(cluster, 12)
+    wait_until(log.resumed, "everyone goes back to a common step")
+    [step] = log.resumed()
+    assert 3 * STEPS - 10 < step < 12 * STEPS
+    wait_for_step(cluster, 12 * STEPS + 1)
     kill(cluster, "superexec", "flwr-serverapp")
     assert not (cluster.server / "result" / "result.json").exists()
 
     cluster.stop_run(first)
     second = cluster.submit({**settings, "resume": True})
-    cluster.follow(second, print)
+    log = Follower(cluster, second)
+    log.wait()
     assert cluster.status(second) == ("finished:completed", "N/A")
-    [_, step] = resumed(cluster)
-    assert 12 * STEPS - 10 <= step < 30 * STEPS
-    assert step % STEPS, "killed in the middle of an epoch"
+    [step] = log.resumed()
+    assert 12 * STEPS < step < 30 * STEPS
     epochs = load_result(cluster.server / "result")["epochs"]
     assert [metrics["epoch"] for metrics in epochs] == list(range(1, 31))
 
@@ -112,31 +117,23 @@ def test_killed_processes_cost_nothing_but_time(
     assert_no_stranger_is_admitted(cluster)
 
 
-def wait_for_epoch(cluster: Cluster, epoch: int) -> None:
-    wait_until(lambda: f"epoch {epoch}:" in cluster.log("superexec"), f"epoch {epoch}")
+def wait_for_step(cluster: Cluster, step: int) -> None:
+    """Wait until a checkpoint is in the middle of an epoch, after a step."""
+    folder = cluster.state_dir("bank") / "bank"
+    wait_until(lambda: newest_step(folder) >= step, f"step {step}")
 
 
 def kill(cluster: Cluster, name: str, program: str) -> None:
-    """Kill the processes that run the ClientApp or the ServerApp."""
-    found = cluster.process_ids(name, program)
-    assert found
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-
-
-def resumed(cluster: Cluster) -> list[int]:
-    """Return the steps at which runs were taken up again."""
-    found = re.findall(r"resumed after step (\d+)", cluster.log("superexec"))
-    return [int(step) for step in found]
+    """Kill the process that runs the ClientApp or the ServerApp."""
+    [pid] = cluster.process_ids(name, program)
+    os.kill(pid, signal.SIGKILL)
 
 
 def assert_no_stranger_is_admitted(cluster: Cluster) -> None:
     """Start a SuperNode with a key that nobody registered."""
     cluster.stop_party("telco")
     before = len(cluster.log("telco"))
-    (cluster.folder / "telco" / "keys" / "telco_key").write_bytes(
-        (cluster.folder / "stranger_key").read_bytes()
-    )
+    make_key_pair(cluster.folder / "telco" / "keys", "telco")
     cluster.start_party("telco")
     wait_until(lambda: not cluster.is_running("telco"), "the stranger is sent away")
     assert "No SuperNode found" in cluster.log("telco")[before:]

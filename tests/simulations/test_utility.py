@@ -1,0 +1,48 @@
+"""How good a model the default settings train, over five seeds."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from flower_vfl.grid import InProcessGrid
+from flower_vfl.simulations.app import client_app, train
+from flower_vfl.simulations.config import RunConfig
+
+# Dataset, metric, least mean over the seeds, seeds. `benchmarks/utility.py` runs all of
+# them with five seeds and beside a plain PyTorch loop.
+BUNDLED = [
+    ("breast-cancer", "test_auc", 0.985, 5),
+    ("diabetes", "test_pearson", 0.65, 5),
+    ("digits", "test_accuracy", 0.95, 5),
+]
+FROM_FILES = [
+    ("spambase", "test_auc", 0.95, 5),
+    ("credit-default", "test_auc", 0.75, 1),
+]
+
+
+def mean_score(dataset: str, metric: str, seeds: int) -> float:
+    scores = []
+    for seed in range(seeds):
+        config = RunConfig(dataset=dataset, seed=seed, evaluate_every=20)
+        with InProcessGrid(client_app, 3, config.to_run_config()) as grid:
+            document = train(grid, config, "in-process", progress=False)
+        scores.append(document["final"][metric])
+    return statistics.mean(scores)
+
+
+@pytest.mark.parametrize(("dataset", "metric", "least", "seeds"), BUNDLED)
+def test_bundled_data(dataset: str, metric: str, least: float, seeds: int) -> None:
+    assert mean_score(dataset, metric, seeds) >= least
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(("dataset", "metric", "least", "seeds"), FROM_FILES)
+def test_data_files(
+    dataset: str, metric: str, least: float, seeds: int, data_folder: Path
+) -> None:
+    assert mean_score(dataset, metric, seeds) >= least
