@@ -1,7 +1,8 @@
 """A training step of each engine beside the plain PyTorch step of the same model.
 
 Prints one ratio per line. Both sides run in turns in one run, with the same data,
-models, batches and number of threads; the ratio is that of the medians over the turns.
+models, batches and number of threads; the ratio is the median of the turns' ratios, so
+that a machine that is busy for a while disturbs both sides alike.
 The bottom model is the deep part of Marvell's Criteo model (two hidden layers of 128
 before the cut layer). The cost of a message does not depend on the model, so one line
 shows the small default model of ``flower-vfl run`` too, where it weighs most.
@@ -45,10 +46,12 @@ SHAPES = [
 ]
 
 
-def report(shape: str, engine: str, split: float, plain: float) -> None:
+def report(shape: str, engine: str, split: list[float], plain: list[float]) -> None:
+    ratio = statistics.median(s / p for s, p in zip(split, plain, strict=True))
+    ours, theirs = statistics.median(split), statistics.median(plain)
     print(
-        f"{shape}: {engine}/plain = {split / plain:.2f}   "
-        f"({split * 1e3:.2f} ms / {plain * 1e3:.2f} ms)",
+        f"{shape}: {engine}/plain = {ratio:.2f}   "
+        f"({ours * 1e3:.2f} ms / {theirs * 1e3:.2f} ms)",
         flush=True,
     )
 
@@ -77,14 +80,14 @@ def measure(batch_size: int, parties: int, width: int, kind: str, turns: int) ->
     report(
         f"B={batch_size} parties={parties} d={width} {kind}",
         "in-process",
-        statistics.median(split),
-        statistics.median(plain),
+        split,
+        plain,
     )
 
 
 def measure_ray(batch_size: int, parties: int, width: int, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "medians.json"
+        out = Path(folder) / "seconds.json"
         config = {
             "out": str(out),
             "batch-size": batch_size,
@@ -93,9 +96,9 @@ def measure_ray(batch_size: int, parties: int, width: int, turns: int) -> None:
             "turns": turns,
         }
         run_app(APP, run_config=config, nodes=parties + 1, timeout=600)
-        medians = json.loads(out.read_text())
+        seconds = json.loads(out.read_text())
     shape = f"B={batch_size} parties={parties} d={width} {MARVELL}"
-    report(shape, "ray (resident)", medians["split"], medians["plain"])
+    report(shape, "ray (resident)", seconds["split"], seconds["plain"])
 
 
 def main() -> None:

@@ -279,7 +279,12 @@ def run(
         out=folder,
         transport="plain" if engine == "flower" else "resident",
     )
-    document = ENGINES[engine](config, verbose, not as_json)
+    try:
+        document = ENGINES[engine](config, verbose, not as_json)
+    except KeyboardInterrupt:  # typer would end without a word
+        hint = "; the same command with --resume continues it" if folder else ""
+        print(f"flower-vfl: interrupted{hint}", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(document))
     else:

@@ -132,7 +132,8 @@ class Courier:
                 late = [names[m.metadata.dst_node_id] for m in waiting]
                 log(WARNING, "no reply from %s: asking again", ", ".join(late))
                 waiting = [_repeat(message) for message in waiting]
-            for reply in self.grid.send_and_receive(waiting, timeout=self.timeout):
+            for answer in self.grid.send_and_receive(waiting, timeout=self.timeout):
+                reply = _from_node(answer, waiting)
                 lost = reply.has_error() and reply.error.code in _LOST
                 if not lost or attempt == self.retries:
                     replies[reply.metadata.src_node_id] = reply
@@ -199,6 +200,17 @@ def embeddings(contents: Mapping[str, Content], step: int) -> dict[str, Array]:
             remedy = "Run one version of flower-vfl at every party"
             raise PartyError(name, "its reply has no embedding", remedy, step)
     return {name: content.arrays[name] for name, content in contents.items()}
+
+
+def _from_node(reply: Message, messages: list[Message]) -> Message:
+    """Return an error under its node's id: the SuperLink answers for lost nodes."""
+    asked = {message.metadata.dst_node_id for message in messages}
+    if not reply.has_error() or reply.metadata.src_node_id in asked:
+        return reply
+    for message in messages:
+        if message.metadata.message_id == reply.metadata.reply_to_message_id:
+            return Message(reply.error, reply_to=message)
+    return reply
 
 
 def _repeat(message: Message) -> Message:

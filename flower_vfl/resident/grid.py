@@ -271,10 +271,11 @@ class ResidentGrid(Grid):
                 if not waiting or left <= 0:
                     break
                 hub.news.wait(min(left, pause))
-            ids = {self._open_ids[n] for n in waiting if n in self._open_ids}
+            asked = {i: n for n, i in self._open_ids.items() if n in waiting}
             away: list[int] = []
-            for reply in self._grid.pull_messages(ids) if ids else ():
-                node_id = reply.metadata.src_node_id
+            for reply in self._grid.pull_messages(list(asked)) if asked else ():
+                # Not its source: the SuperLink answers for a node that is offline.
+                node_id = asked[reply.metadata.reply_to_message_id]
                 self._open_ids.pop(node_id, None)
                 hub.start()
                 if reply.has_error() and reply.error.code == _OFFLINE:

@@ -17,7 +17,7 @@ OPEN_RECORD: Final = "flower_vfl.resident"
 """Key of the `ConfigRecord` in that message and in its reply."""
 SERVICE: Final = "flower_vfl.Resident"
 METHOD: Final = "Session"
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 22
 """Largest piece of a frame that one gRPC message carries, in bytes."""
 WIRE_DTYPES: Final = ("float16", "bfloat16")
 

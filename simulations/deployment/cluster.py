@@ -102,17 +102,20 @@ class Cluster:
         self._say(f"SuperLink: https://{LOOPBACK}:{self.port}, SuperNodes need a key")
         self._launch(
             "superlink",
-            ["flower-superlink", "--host", LOOPBACK, "--port", str(self.port)]
-            + ["--ssl-ca-certfile", str(self.tls.authority)]
-            + ["--ssl-certfile", str(self.tls.certificate)]
-            + ["--ssl-keyfile", str(self.tls.key)]
+            "flower-superlink",
+            *("--host", LOOPBACK, "--port", str(self.port)),
+            *("--ssl-ca-certfile", str(self.tls.authority)),
+            *("--ssl-certfile", str(self.tls.certificate)),
+            *("--ssl-keyfile", str(self.tls.key)),
+            "--enable-supernode-auth",
             # A SuperExec of our own is in a session that we know, and end.
-            + ["--enable-supernode-auth", "--isolation", "process"],
+            *("--isolation", "process"),
         )
         self._launch(
             "superexec",
-            ["flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{self.port}"]
-            + ["--root-certificates", str(self.tls.authority)],
+            "flower-superexec",
+            *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
+            *("--root-certificates", str(self.tls.authority)),
         )
         self._wait("the SuperLink did not answer", self._superlink_answers, "superlink")
 
@@ -121,13 +124,12 @@ class Cluster:
         commands = {}
         for name in self.parties:
             self._keys[name] = make_key_pair(self.folder / name / "keys", name)
-            commands[name] = self._runtime.start(
-                ["flwr", "supernode", "register", str(self._keys[name].public)]
-                + [CONNECTION, "--name", name]
-            )
-        for name, command in commands.items():
-            said, _ = command.communicate(timeout=_START)
-            if command.returncode:
+            key = str(self._keys[name].public)
+            command = ["flwr", "supernode", "register", key, CONNECTION, "--name", name]
+            commands[name] = self._runtime.start(command)
+        for name, process in commands.items():
+            said, _ = process.communicate(timeout=_START)
+            if process.returncode:
                 raise VerticalError(f"the key of '{name}' was refused:\n{plain(said)}")
             self._say(f"{name}: its public key is registered")
 
@@ -149,11 +151,12 @@ class Cluster:
         node_config.write_text("".join(lines))
         self._launch(
             name,
-            ["flower-supernode", "--superlink", f"{LOOPBACK}:{self.port}"]
-            + ["--root-certificates", str(self.tls.authority)]
-            + ["--auth-supernode-private-key", str(self._keys[name].private)]
-            + ["--node-config", str(node_config)]
-            + ["--host", LOOPBACK, "--port", str(free_port())],
+            "flower-supernode",
+            *("--superlink", f"{LOOPBACK}:{self.port}"),
+            *("--root-certificates", str(self.tls.authority)),
+            *("--auth-supernode-private-key", str(self._keys[name].private)),
+            *("--node-config", str(node_config)),
+            *("--host", LOOPBACK, "--port", str(free_port())),
         )
         self._say(f"{name}: SuperNode, {party.role} party, data {party.data.name}")
 
@@ -311,8 +314,8 @@ class Cluster:
 
     # --- helpers ----------------------------------------------------------------
 
-    def _launch(self, name: str, command: list[str]) -> None:
-        path = self._log_file(name)
+    def _launch(self, name: str, *words: str) -> None:
+        path, command = self._log_file(name), list(words)
         path.parent.mkdir(parents=True, exist_ok=True)
         if name in self.parties:  # each has a Flower home of its own
             command = ["env", f"FLWR_HOME={path.parent / 'flower'}", *command]

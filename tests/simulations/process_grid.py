@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import (
     context_from_proto,
     context_to_proto,
@@ -51,10 +51,11 @@ class ProcessGrid(Grid):
             number: Context(
                 RUN_ID, number, dict(config), RecordDict(), dict(run_config)
             )
-            for number, config in enumerate(nodes, start=1)
+            for number, config in enumerate(nodes, start=SUPERLINK_NODE_ID + 1)
         }
         self._replies: dict[str, Message] = {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # newest of each node
+        self._started: list[subprocess.Popen[bytes]] = []
         self._offline: set[int] = set()
         self._run = Run.create_empty(RUN_ID)
 
@@ -70,9 +71,12 @@ class ProcessGrid(Grid):
 
     def kill(self, name: str) -> None:
         """Kill a party's process; its node is offline until `revive`."""
-        node = self.node(name)
-        self._offline.add(node)
-        os.kill(self._processes[node].pid, signal.SIGKILL)
+        self.take_offline(name)
+        os.kill(self._processes[self.node(name)].pid, signal.SIGKILL)
+
+    def take_offline(self, name: str) -> None:
+        """Have the SuperLink say that a node is offline, until `revive`."""
+        self._offline.add(self.node(name))
 
     def revive(self, name: str) -> None:
         """Bring a node back, without what its process had in memory."""
@@ -80,7 +84,7 @@ class ProcessGrid(Grid):
 
     def stop(self) -> None:
         """End every process."""
-        for process in self._processes.values():
+        for process in self._started:
             process.kill()
             process.wait()
 
@@ -116,8 +120,7 @@ class ProcessGrid(Grid):
             ids.append(message.metadata.message_id)
             node = message.metadata.dst_node_id
             if node in self._offline:
-                error = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
-                self._replies[ids[-1]] = Message(error, reply_to=message)
+                self._replies[ids[-1]] = offline_reply(message)
                 continue
             self._processes[node] = subprocess.Popen(
                 [sys.executable, __file__],
@@ -125,6 +128,7 @@ class ProcessGrid(Grid):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
+            self._started.append(self._processes[node])
             arguments = (self._processes[node], message)
             threading.Thread(target=self._talk, args=arguments, daemon=True).start()
         return ids
@@ -149,7 +153,15 @@ class ProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        raise NotImplementedError
+        return self.pull_messages(self.push_messages(messages))  # of offline nodes
+
+
+def offline_reply(message: Message) -> Message:
+    """Return what the SuperLink answers in place of a node that is offline."""
+    error = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
+    reply = Message(error, reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+    return reply
 
 
 def claim_identity(node: int) -> None:

@@ -38,6 +38,9 @@ pytestmark = [
 STEPS = 29  # of an epoch: 455 training rows in batches of 16
 
 
+Command = tuple[subprocess.Popen[str], Path]
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, write_party_files(tmp_path)) as made:
@@ -45,31 +48,23 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     assert processes_below(tmp_path) == {}
 
 
-def test_the_command_trains_over_three_organisations(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    command = [sys.executable, "-m", "flower_vfl.simulations.deployment"]
-    done = subprocess.run(
-        [*command, "--epochs", "5", "--keep", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=150,
+def start_command(folder: Path, epochs: int) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "flower_vfl.simulations.deployment"]
+    words += ["--epochs", str(epochs), "--keep", str(folder)]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert processes_below(folder) == {}
-    document = load_result(folder / "server" / "result")
-    assert f"test auc: {document['final']['test_auc']:.4f}" in done.stdout
-    assert document["final"]["test_auc"] > 0.95
 
-    parties = write_party_files(tmp_path / "again")  # the same files
-    names = [party.name for party in parties]
-    headers = {n: (folder / n / f"{n}.csv").open().readline() for n in names}
-    assert [n for n in names if "label" in headers[n].split(",")] == ["bank"]
-    found = final_states({n: folder / n / "state" for n in names})
-    settings = {**SETTINGS, "epochs": 5, "batch-size": 32}
-    assert_same(found, undisturbed(parties, settings, tmp_path / "expected"))
-    for name in names:  # nothing of a party lies with another one, or with the server
-        assert [f.name for f in (folder / name / "state").iterdir()] == [name]
-    assert {f.name for f in (folder / "server" / "state").iterdir()} == {"strategy"}
+
+@pytest.fixture(scope="module", autouse=True)
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Start the command; it mostly waits, so other tests run beside it."""
+    folder = tmp_path_factory.mktemp("command") / "kept"
+    process = start_command(folder, 5)
+    yield process, folder
+    process.terminate()
+    process.communicate()
+    assert processes_below(folder) == {}
 
 
 def test_killed_processes_cost_nothing_but_time(
@@ -117,6 +112,47 @@ def test_killed_processes_cost_nothing_but_time(
     assert_no_stranger_is_admitted(cluster)
 
 
+def test_the_command_trains_over_three_organisations(
+    command: Command, tmp_path: Path
+) -> None:
+    process, folder = command
+    said, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    assert processes_below(folder) == {}
+    document = load_result(folder / "server" / "result")
+    assert f"test auc: {document['final']['test_auc']:.4f}" in said
+    assert document["final"]["test_auc"] > 0.95
+
+    parties = write_party_files(tmp_path / "again")  # the same files
+    names = [party.name for party in parties]
+    headers = {n: (folder / n / f"{n}.csv").open().readline() for n in names}
+    assert [n for n in names if "label" in headers[n].split(",")] == ["bank"]
+    found = final_states({n: folder / n / "state" for n in names})
+    settings = {**SETTINGS, "epochs": 5, "batch-size": 32}
+    assert_same(found, undisturbed(parties, settings, tmp_path / "expected"))
+    for name in names:  # nothing of a party lies with another one, or with the server
+        assert [f.name for f in (folder / name / "state").iterdir()] == [name]
+    assert {f.name for f in (folder / "server" / "state").iterdir()} == {"strategy"}
+
+
+def test_a_terminated_deployment_leaves_no_process(tmp_path: Path) -> None:
+    process = start_command(tmp_path, 10**6)
+    try:
+
+        def training() -> bool:
+            return newest_step(tmp_path / "bank" / "state" / "bank") >= 0
+
+        wait_until(lambda: training() or process.poll() is not None, "training")
+        names = set(processes_below(tmp_path).values())
+        assert {"flower-superlin", "flwr-serverapp", "flwr-clientapp"} <= names
+    finally:
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "every process was stopped" in said
+    assert processes_below(tmp_path) == {}
+
+
 def wait_for_step(cluster: Cluster, step: int) -> None:
     """Wait until a checkpoint is in the middle of an epoch, after a step."""
     folder = cluster.state_dir("bank") / "bank"
@@ -136,4 +172,5 @@ def assert_no_stranger_is_admitted(cluster: Cluster) -> None:
     make_key_pair(cluster.folder / "telco" / "keys", "telco")
     cluster.start_party("telco")
     wait_until(lambda: not cluster.is_running("telco"), "the stranger is sent away")
-    assert "No SuperNode found" in cluster.log("telco")[before:]
+    assert "Failed to activate SuperNode" in cluster.log("telco")[before:]
+    assert "No SuperNode found with the given public key" in cluster.log("superlink")
