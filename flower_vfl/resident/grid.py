@@ -20,6 +20,7 @@ from flwr.supercore.run import Run
 from flower_vfl.errors import unknown_name
 
 from .endpoint import Endpoint, Pem
+from .invitation import is_simulation, problem_of
 from .links import Link, is_live
 from .mail import Mail
 from .server import Hub
@@ -121,7 +122,7 @@ class ResidentGrid(Grid):
             address, advertise, certificate, private_key, root_certificate, insecure
         )
         self._wire_dtype = wire_dtype
-        self._detached = _is_simulation(grid) if detached is None else detached
+        self._detached = is_simulation(grid) if detached is None else detached
         self._on_missing = on_missing
         self._reopen = reopen
         self._open_timeout = open_timeout
@@ -283,7 +284,7 @@ class ResidentGrid(Grid):
                     away.append(node_id)  # it has until `end` to come back
                     continue
                 reasons[node_id] = "did not connect in time"
-                problem = _problem(reply)
+                problem = problem_of(reply)
                 if problem is not None:
                     failed[node_id] = problem
             waiting -= set(failed)
@@ -401,17 +402,3 @@ class ResidentGrid(Grid):
     def _give_up(self, link: Link, reason: str) -> None:
         if self._hub is not None:
             self._hub.end(link, reason)
-
-
-def _is_simulation(grid: Grid) -> bool:
-    # By name: the class is not public, and importing it would load the SuperLink.
-    in_memory = {"InMemoryGrid", "InProcessGrid"}
-    return any(kind.__name__ in in_memory for kind in type(grid).__mro__)
-
-
-def _problem(reply: Message) -> str | None:
-    """Return what an answer to an invitation says went wrong."""
-    if reply.has_error():
-        return reply.error.reason or f"error {reply.error.code}"
-    report = reply.content.config_records[OPEN_RECORD]
-    return None if report["state"] == "detached" else str(report.get("reason"))
