@@ -6,11 +6,12 @@ READY := $(VENV)/.ready
 CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: help demo test lint typecheck bench clean
+.PHONY: help demo test test-all lint typecheck bench clean
 
 help:
 	@echo "make demo    train over three parties on built-in data, then predict"
 	@echo "make test    lint, type check and run every test"
+	@echo "make test-all  and the long tests of what is tested more briefly already"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
 	@echo "make clean   remove the virtual environment and what was built"
@@ -28,7 +29,10 @@ demo: $(READY)
 	@head -n 4 runs/demo/predictions.csv
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not extra'
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(READY) typecheck
 	$(BIN)/ruff check .

@@ -8,12 +8,18 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest, so that no worker is left with one at the end."""
+    """Let one worker run what starts many processes, one after the other.
 
-    def weight(item: pytest.Item) -> tuple[bool, bool, bool]:
-        names = {mark.name for mark in item.iter_markers()}
-        deployed = "deployment" in item.nodeid
-        return not deployed, "flower" not in names, "slow" not in names
+    Two of those at once would wait for each other's start on a small machine. They come
+    first; meanwhile the other worker does the rest.
+    """
 
-    items.sort(key=weight)
+    def heavy(item: pytest.Item) -> bool:
+        return any(mark.name in ("flower", "slow") for mark in item.iter_markers())
+
+    for item in items:
+        if heavy(item):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+    items.sort(key=heavy, reverse=True)

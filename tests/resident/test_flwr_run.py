@@ -21,6 +21,7 @@ def hops() -> ModuleType:
 
 @pytest.mark.flower
 @pytest.mark.slow
+@pytest.mark.extra
 def test_a_simulation_on_ray(hops: ModuleType) -> None:
     # The app checks every reply; half of the target leaves room for a busy machine.
     result = hops.measure(8, False, plain=5, fast=50, payload=4096)

@@ -31,12 +31,11 @@ def test_flwr_run_ends_with_the_weights_of_the_in_process_run(
     transport: str, engine: str, tmp_path: Path
 ) -> None:
     config = RunConfig(
-        epochs=2,
-        batch_size=228,
+        epochs=1,
+        batch_size=152,  # three steps
         transport=transport,
         bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
         label_share="0.2",
-        evaluate_every=2,
     )
     here, there = placed(config, tmp_path / "here"), placed(config, tmp_path / "there")
     threads = torch.get_num_threads()

@@ -67,6 +67,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     assert processes_below(folder) == {}
 
 
+@pytest.mark.extra
 def test_killed_processes_cost_nothing_but_time(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_the_command_trains_over_three_organisations(
     assert {f.name for f in (folder / "server" / "state").iterdir()} == {"strategy"}
 
 
+@pytest.mark.extra
 def test_a_terminated_deployment_leaves_no_process(tmp_path: Path) -> None:
     process = start_command(tmp_path, 10**6)
     try:

@@ -175,7 +175,9 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
 
 @flower
 @needs_proc
-@pytest.mark.parametrize("who", ["server", "client"])
+@pytest.mark.parametrize(
+    "who", ["server", pytest.param("client", marks=pytest.mark.extra)]
+)
 def test_the_error_of_a_failed_run_is_raised(
     app: Path, tmp_path: Path, who: str
 ) -> None:
@@ -185,6 +187,7 @@ def test_the_error_of_a_failed_run_is_raised(
     assert processes_of(home) == set()
 
 
+@pytest.mark.extra
 @flower
 @needs_proc
 def test_a_run_without_end_is_stopped(app: Path, tmp_path: Path) -> None:
@@ -214,6 +217,7 @@ def test_a_run_is_stopped_after_its_time(app: Path, tmp_path: Path) -> None:
     assert processes_of(home) == set()
 
 
+@pytest.mark.extra
 @flower
 @needs_proc
 def test_a_killed_caller_leaves_nothing(app: Path, tmp_path: Path) -> None:
