@@ -10,7 +10,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 
 help:
 	@echo "make demo    train over three parties on built-in data, then predict"
-	@echo "make test    lint, type check and run every test"
+	@echo "make test    lint, type check and run the tests"
 	@echo "make test-all  and the long tests of what is tested more briefly already"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
@@ -47,6 +47,9 @@ typecheck: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/hops.py
+	$(BIN)/python benchmarks/hops.py --deployment
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/utility.py
 
 clean:
 	rm -rf $(VENV) build runs

@@ -28,12 +28,15 @@ from .settings import (
     split_address,
     transport_options,
 )
+from .strangers import Strangers
 from .wire import Assembler, WireError, chunks
 
 T = TypeVar("T")
 
 _GRACE: Final = 2.0
 _REFUSED: Final = "Session refused: peer %s: %s"
+_SPOKE_NOT: Final = "connected and never began a session"
+_LOOK: Final = 1.0  # seconds between two looks for connections without a stream
 _LEFT: Final = "left, or sent too much at once, before it was admitted"
 
 
@@ -73,6 +76,8 @@ class Hub(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         self._socket: socket.socket | None = _reserve(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
+        self._strangers = Strangers(self.port, limits.authenticate)
+        self._watch: asyncio.Future[None] | None = None
 
     # --- life -------------------------------------------------------------------
 
@@ -99,7 +104,15 @@ class Hub(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         if port != self.port:
             raise ConfigError(f"cannot listen on {self._address}")
         await server.start()
+        self._watch = asyncio.ensure_future(self._watch_strangers())
         return server
+
+    async def _watch_strangers(self) -> None:
+        """Log connections that gRPC closes without a word."""
+        while True:
+            await asyncio.sleep(min(_LOOK, self._limits.authenticate / 2))
+            for peer in self._strangers.look():
+                log(WARNING, _REFUSED, peer, _SPOKE_NOT)
 
     def stop(self, reason: str) -> None:
         """Say goodbye to every node and stop listening."""
@@ -107,9 +120,14 @@ class Hub(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             for link in self.links.values():
                 self.end(link, reason)
         if self._server is not None:
-            self._on_loop(self._server.stop(grace=_GRACE))
+            self._on_loop(self._stop(self._server))
             self._server = None
         self._release()
+
+    async def _stop(self, server: grpc.aio.Server) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await server.stop(grace=_GRACE)
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, the_loop()).result(60)
@@ -152,6 +170,7 @@ class Hub(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         )
 
     async def _stranger(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        self._strangers.know(context.peer())
         problem = Refusal("asked for a method that is not offered")
         await _refuse(context, context.peer(), problem)
 
@@ -171,6 +190,7 @@ class Hub(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     ) -> tuple[Link, Connection, bytes, Handshake]:
         """Admit a peer, or write the log line of its refusal and raise."""
         peer = context.peer()  # a dead stream has none
+        self._strangers.know(peer)
         with self.news:
             expected = sum(link.is_expected for link in self.links.values())
         try:
