@@ -280,8 +280,8 @@ def test_a_wrong_example_is_found(
         ("AUC 0.990", "AUC 0.990 rows", False),
         ("1.8 s, 2.40 ms per step", "9.8 s, 7.77 ms per step", True),
         ("1.8 s per step", "1.8 s per epoch", False),
-        ("saved in …/runs/demo", "saved in /tmp/x/runs/demo", True),
-        ("saved in …/runs/demo", "saved in /tmp/x/runs/other", False),
+        ("saved in …/runs/demo", "saved in /some/where/runs/demo", True),
+        ("saved in …/runs/demo", "saved in /some/where/runs/other", False),
     ],
 )
 def test_how_outputs_are_compared(shown: str, printed: str, same: bool) -> None:

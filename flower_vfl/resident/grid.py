@@ -136,8 +136,6 @@ class ResidentGrid(Grid):
         self._missing: dict[int, str] = {}
         self._plain_ids: set[str] = set()
 
-    # --- sessions ---------------------------------------------------------------
-
     def open(
         self, node_ids: Iterable[int] | None = None, *, timeout: float | None = None
     ) -> list[int]:
@@ -291,8 +289,6 @@ class ResidentGrid(Grid):
             if away:
                 self._invite(hub, away, left)
         return {**failed, **{n: reasons[n] for n in waiting}}
-
-    # --- Flower's grid ----------------------------------------------------------
 
     def set_run(self, run: Run) -> None:
         """Set the run of the wrapped grid."""

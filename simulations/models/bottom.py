@@ -1,5 +1,6 @@
 """What every bottom model has in common."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ def input_kind(spec: InputSpec) -> str:
     return "table" if spec.image is None else "image"
 
 
-class BottomModel(nn.Module):
+class BottomModel(nn.Module, ABC):
     """One party's model from its features to the cut layer.
 
     It is called as ``model(*inputs)`` with the inputs that `InputSpec` describes and
@@ -55,13 +56,13 @@ class BottomModel(nn.Module):
         self.width = width
 
     @property
+    @abstractmethod
     def first_layer(self) -> nn.Module:
         """The module whose output is the first layer's activation.
 
         Marvell measures leakage there too: hook this module to see its gradient.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the cut layer (B, width)."""
-        raise NotImplementedError
