@@ -180,6 +180,10 @@ def transport_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", CHUNK + 16),
         ("grpc.max_send_message_length", CHUNK + 16),
+        # Larger reads than 8 KiB: noise is read whole, so that its connection is closed
+        # and not reset, which is what lets it be noticed (see strangers.py).
+        ("grpc.experimental.tcp_read_chunk_size", 1 << 17),
+        ("grpc.experimental.tcp_min_read_chunk_size", 1 << 15),
         ("grpc.keepalive_time_ms", every),
         ("grpc.keepalive_timeout_ms", every),
         ("grpc.http2.max_pings_without_data", 0),

@@ -2,8 +2,8 @@
 
 gRPC closes a connection that speaks no HTTP/2, fails the TLS handshake or stays silent,
 and tells nobody. Linux lists the connections of a port, also for a minute those that
-this end has closed, so a look every second finds them. One that gRPC resets at once,
-because it sent more than gRPC read, is gone too soon; outside Linux none is found.
+this end has closed, so a look every second finds them. One that gRPC resets, because it
+sent more than gRPC reads at once, is gone too soon; outside Linux none is found.
 """
 
 from __future__ import annotations
