@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError, PartyError, unknown_name
+from .party import Shape, check_finite
 
 Aggregate = Callable[[Sequence[Tensor]], Tensor]
 
@@ -154,3 +155,42 @@ class Aggregation(nn.Module):
                 f"aggregation '{self.name}' needs embeddings of one shape, got {listed}"
                 "; give every bottom model the same width or use 'concat'"
             )
+
+
+def check_embeddings(
+    embeddings: Mapping[str, Tensor],
+    shapes: Mapping[str, Shape],
+    rows: int,
+    step: int | None,
+) -> dict[str, Tensor]:
+    """Return the embeddings in the agreed order, or name the party whose is wrong.
+
+    Parameters
+    ----------
+    embeddings : Mapping[str, Tensor]
+        The embedding of each passive party.
+    shapes : Mapping[str, Shape]
+        Shape of one row of each, as agreed.
+    rows : int
+        Rows of the batch.
+    step : int | None
+        The training step, for errors.
+    """
+    remedy = "Look at that party's features, model and learning rate"
+    checked = {}
+    for name, shape in shapes.items():
+        if name not in embeddings:
+            raise PartyError(name, "its embedding is missing", remedy, step)
+        part = embeddings[name]
+        if part.shape != (rows, *shape):
+            raise PartyError(
+                name,
+                f"sent an embedding of shape {tuple(part.shape)}; {(rows, *shape)} was "
+                "agreed on",
+                "Its bottom model must return one row per input row, always of the "
+                "same width",
+                step,
+            )
+        check_finite(part, name, "its embedding", remedy, step)
+        checked[name] = part
+    return checked

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .aggregation import Aggregation
+from .aggregation import Aggregation, check_embeddings
+from .defending import DefenseFactory, LabelGuard
 from .errors import ConfigError, PartyError
 from .metrics import METRICS
 from .objectives import Objective, OptimizerFactory, Outcome
@@ -25,9 +26,9 @@ from .party import (
     Shape,
     Terms,
     as_tensors,
-    check_finite,
     default_optimizer,
 )
+from .transform import GradientTransform
 
 
 @dataclass
@@ -37,13 +38,14 @@ class LabelStep:
     Parameters
     ----------
     gradients : dict[str, Tensor]
-        One gradient per passive party.
+        What leaves for each passive party; one whose gradient a defense withheld is
+        missing.
     loss : float
         The loss of the batch.
     rows : int
         Rows of the batch.
     metrics : dict[str, float]
-        Anything else that the objective reports.
+        Anything else that the objective and the defenses report.
     labels : Tensor
         Labels of the batch, for a defense of the label party's own.
     """
@@ -80,7 +82,14 @@ class LabelParty(Party):
     rows : int | None (default: None)
         Number of rows, for a party without labels and features.
     trust_server : bool (default: False)
-        Whether labels may be handed to a defense that runs at the strategy.
+        Whether raw gradients, and labels, may be handed to a defense that runs at the
+        strategy, and whether the strategy may decide what noise is drawn from.
+    defense : GradientTransform | None (default: None)
+        A defense of its own, applied before anything leaves, whatever the strategy
+        says.
+    defenses : Callable[[str], GradientTransform] | None (default: None)
+        Builds the defense that the strategy names for this node, usually
+        ``flower_vfl.strategies.build_defense``.
     """
 
     role = "label"
@@ -99,6 +108,8 @@ class LabelParty(Party):
         device: str | torch.device = "auto",
         rows: int | None = None,
         trust_server: bool = False,
+        defense: GradientTransform | None = None,
+        defenses: DefenseFactory | None = None,
     ) -> None:
         if (features is None) != (model is None):
             raise ConfigError(
@@ -113,6 +124,7 @@ class LabelParty(Party):
         self._own_aggregation = aggregation
         self._joiner = Aggregation(aggregation or "concat").to(self.device)
         self.trust_server = trust_server
+        self._guard = LabelGuard(defense, defenses)
         self._rows = rows
         self._labels: Tensor | None = None
         self._shapes: dict[str, Shape] = {}
@@ -171,6 +183,7 @@ class LabelParty(Party):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(terms.parties)
         self.objective.configure(self.make_optimizer)
+        self._guard.agree(terms, self.name, self.trust_server)
         super().agree(terms)
         self._try_shapes(terms.parties)
 
@@ -248,7 +261,9 @@ class LabelParty(Party):
             )
         self.step = step
         by_party = dict(zip(received, gradients, strict=True))
-        return LabelStep(by_party, loss, len(rows), outcome.metrics, labels)
+        defended = self._guard.defender.defend(by_party, labels, step, epoch)
+        metrics = {**outcome.metrics, **defended.metrics}
+        return LabelStep(defended.gradients, loss, len(rows), metrics, labels)
 
     def _descend(
         self, own: list[Tensor], received: list[Tensor], labels: Tensor
@@ -279,24 +294,8 @@ class LabelParty(Party):
         self, embeddings: Mapping[str, Tensor], rows: int, step: int | None
     ) -> dict[str, Tensor]:
         """Return the embeddings on this device, in the agreed order, checked."""
-        remedy = "Look at that party's features, model and learning rate"
-        checked = {}
-        for name, shape in self._shapes.items():
-            if name not in embeddings:
-                raise PartyError(name, "its embedding is missing", remedy, step)
-            part = embeddings[name]
-            if part.shape != (rows, *shape):
-                raise PartyError(
-                    name,
-                    f"sent an embedding of shape {tuple(part.shape)}; {(rows, *shape)} "
-                    "was agreed on",
-                    "Its bottom model must return one row per input row, always of the "
-                    "same width",
-                    step,
-                )
-            check_finite(part, name, "its embedding", remedy, step)
-            checked[name] = part.to(self.device)
-        return checked
+        checked = check_embeddings(embeddings, self._shapes, rows, step)
+        return {name: part.to(self.device) for name, part in checked.items()}
 
     def predict(
         self, split: str, index: int, embeddings: Mapping[str, Tensor]
@@ -361,6 +360,7 @@ class LabelParty(Party):
             "aggregation": self._joiner.state_dict(),
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": self.random.state_dict(),
+            "defense": self._guard.defender.state_dict(),
             "scores": self._scores,
         }
 
@@ -379,5 +379,6 @@ class LabelParty(Party):
         for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
+        self._guard.defender.load_state_dict(state["defense"])
         self.step = state["step"]
         self._scores = state["scores"]

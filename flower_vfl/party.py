@@ -64,6 +64,13 @@ class Terms:
         Name of the aggregation; empty leaves it to the label party.
     learning_rate : float (default: 0.0)
         For this party; 0 keeps the optimizer's own.
+    defended : str (default: "")
+        Where gradients are defended: ``"strategy"``, ``"label"``, or nowhere if empty.
+    defense : str (default: "")
+        The defense that the label party is to apply, as text.
+    noise_seed : str (default: "")
+        What it is to draw noise from, in hexadecimal digits; empty leaves it to the
+        label party to draw a secret.
     """
 
     seed: int
@@ -74,6 +81,9 @@ class Terms:
     parties: Mapping[str, Shape] = field(default_factory=dict)
     aggregation: str = ""
     learning_rate: float = 0.0
+    defended: str = ""
+    defense: str = ""
+    noise_seed: str = ""
 
 
 @dataclass(frozen=True)

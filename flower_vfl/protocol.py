@@ -26,7 +26,7 @@ from .arrays import to_array, to_tensor
 from .errors import ConfigError, PartyError, PartyRestartedError, VerticalError
 from .party import Description, Role, Shape, Terms
 
-VERSION = 1
+VERSION = 2
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _GRADIENT = "gradient"
 # Every entry of a record costs a type check, so the numbers of a step share one entry.
@@ -294,6 +294,9 @@ def pack_terms(terms: Terms) -> dict[str, Value]:
         "shapes": [_shape_text(shape) for shape in terms.parties.values()],
         "aggregation": terms.aggregation,
         "learning-rate": float(terms.learning_rate),
+        "defended": terms.defended,
+        "defense": terms.defense,
+        "noise-seed": terms.noise_seed,
     }
 
 
@@ -319,6 +322,9 @@ def unpack_terms(content: Content) -> Terms:
         parties={n: _read_shape(s) for n, s in zip(names, shapes, strict=True)},
         aggregation=content.text("aggregation"),
         learning_rate=cast(float, config["learning-rate"]),
+        defended=content.text("defended"),
+        defense=content.text("defense"),
+        noise_seed=content.text("noise-seed"),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from types import TracebackType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,35 @@ def generator(*parts: int | str) -> torch.Generator:
         What the seed depends on.
     """
     return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+_WORDS, _FIRST = 624, 3  # of the Mersenne twister within the state of a generator
+
+
+def draw_secret() -> int:
+    """Return a seed for noise that nobody else can guess."""
+    return secrets.randbits(128)
+
+
+def noise_generator(*parts: int | str) -> torch.Generator:
+    """Return a CPU generator whose whole state depends on the parts.
+
+    torch's own seeding looks at 32 bits only: whoever tries them all finds the noise
+    that hides a gradient. This one is as hard to guess as its parts.
+
+    Parameters
+    ----------
+    *parts : int | str
+        At least one of them secret, e.g. from :func:`draw_secret`.
+    """
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    words = hashlib.shake_256(text.encode()).digest(4 * _WORDS)
+    twister = torch.Generator()
+    state = twister.get_state()
+    numbers = state.numpy().view(np.uint64)
+    numbers[_FIRST : _FIRST + _WORDS] = np.frombuffer(words, dtype="<u4")
+    twister.set_state(state)
+    return twister
 
 
 # The generator is the process's: two threads must not swap their states in at once.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .randomness import generator
+from .randomness import noise_generator
+
+AUC_BOUND = "auc_bound"  # the metric that no attack's AUC can exceed
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,15 @@ class Batch:
     step : int
         The training step, from 1.
     seed : int
-        The run's seed.
+        What the noise is drawn from: a secret, since whoever knows it can subtract the
+        noise again.
     labels : Tensor | None (default: None)
         Labels of the rows, for a transform that requires them.
     epoch : int (default: 1)
         The epoch, from 1.
+    metrics : dict[str, float] (default: {})
+        Where a transform reports what it did, e.g. ``batch.metrics["withheld"] = 1.0``.
+        Becomes a training metric of the party.
     """
 
     party: str
@@ -34,18 +41,19 @@ class Batch:
     seed: int
     labels: Tensor | None = None
     epoch: int = 1
+    metrics: dict[str, float] = field(default_factory=dict, compare=False)
 
     def generator(self) -> torch.Generator:
         """Return a generator that depends on seed, party and step only."""
-        return generator(self.seed, "transform", self.party, self.step)
+        return noise_generator(self.seed, "transform", self.party, self.step)
 
 
 @runtime_checkable
 class GradientTransform(Protocol):
     """A defense: takes the gradient for one party and returns what that party gets.
 
-    A transform returns a new tensor of the same shape and dtype and never changes the
-    one it was given.
+    A transform returns a tensor of the same shape and dtype and never changes the one
+    it was given. None withholds the gradient: the party does not train on this batch.
     """
 
     @property
@@ -53,7 +61,7 @@ class GradientTransform(Protocol):
         """Whether ``batch.labels`` must be given."""
         ...
 
-    def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return the gradient that leaves for the party.
 
         Parameters
@@ -78,3 +86,29 @@ class GradientTransform(Protocol):
             As :meth:`state_dict` returned it.
         """
         ...
+
+
+def apply_in_order(
+    transforms: Iterable[GradientTransform], gradient: Tensor, batch: Batch
+) -> Tensor | None:
+    """Return what several transforms, one after the other, make of a gradient.
+
+    A bound on the AUC of every attack outlives a transform that sees no labels, because
+    what such a transform adds is no news about them; one that sees labels ends it.
+
+    Parameters
+    ----------
+    transforms : Iterable[GradientTransform]
+        In the order in which they are applied; one that withholds the gradient ends it.
+    gradient : Tensor
+        One row per example.
+    batch : Batch
+        Party, step and, if required, labels.
+    """
+    defended: Tensor | None = gradient
+    for transform in transforms:
+        if transform.requires_labels:
+            batch.metrics.pop(AUC_BOUND, None)
+        if defended is not None:
+            defended = transform(defended, batch)
+    return defended

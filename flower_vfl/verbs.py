@@ -9,6 +9,7 @@ from dataclasses import replace
 from flwr.app import Context
 
 from .checkpoints import open_store, tagged_step
+from .defending import untrusted
 from .errors import ConfigError, PartyError
 from .label import LabelParty
 from .passive import PassiveParty
@@ -82,14 +83,7 @@ def _train(session: Session, content: Content, context: Context) -> Content:
     step = content.number("step")
     wants_labels = bool(content.config.get("labels", False))
     if wants_labels and not party.trust_server:
-        raise PartyError(
-            party.name,
-            "a defense at the strategy asks for labels, and this node does not trust "
-            "the server with them",
-            "Set trust-server=true in this node's config, or use a defense that needs "
-            "no labels",
-            step,
-        )
+        raise untrusted(party.name, "labels", step)
     result = party.train_step(
         step, content.number("epoch"), content.number("index"), content.tensors()
     )

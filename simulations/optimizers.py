@@ -9,7 +9,7 @@ import torch
 
 from flower_vfl.objectives import OptimizerFactory
 
-from .spec import build_from_spec
+from flower_vfl.spec import build_from_spec
 
 
 def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> OptimizerFactory:

@@ -80,7 +80,10 @@ def hold_meeting(
     contents = {}
     for name in courier.nodes:
         rate = rates.get(name, rates.get("*", 0.0))
-        contents[name] = Content(pack_terms(replace(terms, learning_rate=rate)))
+        own = replace(terms, learning_rate=rate)
+        if name != label.name:  # how it is defended is not a passive party's business
+            own = replace(own, defended="", defense="", noise_seed="")
+        contents[name] = Content(pack_terms(own))
     replies = courier.ask(Verb.AGREE, contents)
     sizes = {
         name: {split: reply.number(split) for split in SPLITS}

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
+
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+
+Series = dict[str, list[Any]]  # "steps" and "values", of equal length
 
 
 @dataclass
@@ -20,8 +26,12 @@ class RunState:
         Completed training steps.
     sums : dict[str, float] (default: {})
         Loss and other metrics of the steps of the current epoch, each times its rows.
-    rows, seconds : float (default: 0.0)
+    rows : dict[str, float] (default: {})
+        Rows that went into each sum; not every step reports every metric.
+    seconds : float (default: 0.0)
         Of the steps of the current epoch.
+    series : dict[str, Series] (default: {})
+        What was reported about a party (``metric/party``), step by step.
     train, evaluate : dict[int, dict[str, float]] (default: {})
         Metrics by epoch.
     best : float | None (default: None)
@@ -34,13 +44,75 @@ class RunState:
 
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    rows: float = 0.0
+    rows: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    series: dict[str, Series] = field(default_factory=dict)
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, float]] = field(default_factory=dict)
     best: float | None = None
     stale: int = 0
     stopped: bool = False
+
+    def add(self, metrics: Mapping[str, float], rows: float) -> None:
+        """Take in what a step reports; the step itself is already counted.
+
+        Parameters
+        ----------
+        metrics : Mapping[str, float]
+            By name; those of one party are called ``metric/party``.
+        rows : float
+            Rows of its batch.
+        """
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value * rows
+            self.rows[name] = self.rows.get(name, 0.0) + rows
+            if "/" in name:
+                series = self.series.setdefault(name, {"steps": [], "values": []})
+                series["steps"].append(self.step)
+                series["values"].append(value)
+
+    def close_epoch(self, epoch: int, steps: int) -> None:
+        """Average over the steps of an epoch and begin the next.
+
+        Parameters
+        ----------
+        epoch : int
+            The epoch, from 1.
+        steps : int
+            Its steps.
+        """
+        averages = {name: total / self.rows[name] for name, total in self.sums.items()}
+        self.train[epoch] = {**averages, "seconds": self.seconds, "steps": steps}
+        self.sums, self.rows, self.seconds = {}, {}, 0.0
+
+
+@dataclass
+class VerticalResult(Result):
+    """Flower's result, and what was measured step by step.
+
+    Parameters
+    ----------
+    series : dict[str, Series] (default: {})
+        By ``metric/party``: ``{"steps": [1, 2, ...], "values": [0.6, 0.7, ...]}``.
+    """
+
+    series: dict[str, Series] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: RunState) -> VerticalResult:
+        """Return the result of a run.
+
+        Parameters
+        ----------
+        state : RunState
+            Where the run ended.
+        """
+        result = cls(series=state.series)
+        for epoch, metrics in state.train.items():
+            result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+        for epoch, metrics in state.evaluate.items():
+            result.evaluate_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+        return result
 
 
 @contextmanager

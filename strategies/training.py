@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
-from torch import Tensor
 
 from flower_vfl.arrays import to_array, to_tensor
 from flower_vfl.checkpoints import DirectoryStore, outdated, step_tag, tagged_step
+from flower_vfl.defending import Defender
 from flower_vfl.errors import (
     ConfigError,
-    PartyError,
     PartyRestartedError,
     VerticalError,
     unknown_name,
 )
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.party import Shape, check_finite
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
 from flower_vfl.schedule import count_batches
-from flower_vfl.transform import Batch, GradientTransform
 
 from .courier import Courier, embeddings
 from .meeting import RESERVED, Meeting
@@ -66,6 +63,8 @@ class Training:
         self.meeting = meeting
         self.epochs = epochs
         self.state = RunState()
+        here = strategy.transforms if strategy.placement == "strategy" else ()
+        self.defender = Defender(here, strategy.noise_seed)
         rows = meeting.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
@@ -136,16 +135,13 @@ class Training:
         self._gradients, self._gradient_step = {}, 0
         label = self.meeting.label.name
         content = Content({**where, "epoch": epoch}, parts or {})
-        if any(transform.requires_labels for transform in strategy.transforms):
+        if self.defender.requires_labels:
             content.config["labels"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
         self._gradients = self._defend(reply, step, epoch)
         self._gradient_step = self.state.step = step
-        rows = reply.metrics["rows"]
-        for name, value in reply.metrics.items():
-            if name != "rows":
-                self.state.sums[name] = self.state.sums.get(name, 0.0) + value * rows
-        self.state.rows += rows
+        rows = reply.metrics.pop("rows")
+        self.state.add(reply.metrics, rows)
         return reply.metrics["loss"]
 
     def _gradient_config(self) -> dict[str, int]:
@@ -153,18 +149,12 @@ class Training:
 
     def _defend(self, reply: Content, step: int, epoch: int) -> dict[str, Array]:
         """Return what each passive party gets: the gradient, transformed."""
-        if not self.strategy.transforms:
+        if not self.defender.transforms:
             return dict(reply.arrays)
         labels = None if reply.labels is None else to_tensor(reply.labels)
-        defended = {}
-        for name, array in reply.arrays.items():
-            gradient = to_tensor(array).clone()  # parties may share its memory
-            batch = Batch(name, step, self.strategy.seed, labels, epoch)
-            for transform in self.strategy.transforms:
-                gradient = transform(gradient, batch)
-                _check_transformed(gradient, to_tensor(array).shape, transform, batch)
-            defended[name] = to_array(gradient)
-        return defended
+        defended = self.defender.defend(reply.tensors(), labels, step, epoch)
+        reply.metrics.update(defended.metrics)
+        return {name: to_array(g) for name, g in defended.gradients.items()}
 
     def _tell_passive(self, verb: Verb, **config: str) -> None:
         """Send a request to every passive party, with the gradient that is due."""
@@ -180,12 +170,7 @@ class Training:
 
     def _close_epoch(self, epoch: int, bar: TrainingProgress) -> None:
         state = self.state
-        state.train[epoch] = {
-            **{name: total / state.rows for name, total in state.sums.items()},
-            "seconds": state.seconds,
-            "steps": self.steps,
-        }
-        state.sums, state.rows, state.seconds = {}, 0.0, 0.0
+        state.close_epoch(epoch, self.steps)
         every = self.strategy.evaluate_every
         last = epoch == self.epochs
         if not every or (epoch % every and not last):
@@ -292,7 +277,7 @@ class Training:
         self.courier.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
         kept = {
             "run": asdict(self.state),
-            "transforms": [t.state_dict() for t in self.strategy.transforms],
+            "defender": self.defender.state_dict(),
         }
         self._kept[tag] = copy.deepcopy(kept)
         for old in outdated(list(self._kept), tag):
@@ -320,18 +305,11 @@ class Training:
             kept = self._store.load(tag)
         if kept is None:
             log(WARNING, "the strategy has no part of '%s': its history is lost", tag)
-            states = [t.state_dict() for t in self.strategy.transforms]
-            kept = {"run": asdict(RunState(step=step)), "transforms": states}
-        if len(kept["transforms"]) != len(self.strategy.transforms):
-            raise ConfigError(
-                f"'{tag}' is of a run with other transforms; use the same"
-            )
+            defender = self.defender.state_dict()
+            kept = {"run": asdict(RunState(step=step)), "defender": defender}
         self._kept[tag] = kept
+        self.defender.load_state_dict(copy.deepcopy(kept["defender"]))
         self.state = RunState(**copy.deepcopy(kept["run"]))
-        for transform, state in zip(
-            self.strategy.transforms, kept["transforms"], strict=True
-        ):
-            transform.load_state_dict(copy.deepcopy(state))
 
     def resume(self) -> None:
         """Go back to the newest step that every party has a checkpoint of."""
@@ -385,15 +363,3 @@ class Training:
             return "No checkpoint was kept; set checkpoint_every to be able to resume."
         newest = max(steps)
         return f"The newest checkpoint is of step {newest}: start with resume=True."
-
-
-def _check_transformed(
-    gradient: Tensor, shape: Shape, transform: GradientTransform, batch: Batch
-) -> None:
-    """Refuse what a transform returned before any party trains on it."""
-    what = f"what {type(transform).__name__} made of its gradient"
-    remedy = "Correct the transform or its settings"
-    if gradient.shape != shape:
-        problem = f"{what} has the shape {tuple(gradient.shape)} and not {tuple(shape)}"
-        raise PartyError(batch.party, problem, remedy, batch.step)
-    check_finite(gradient, batch.party, what, remedy, batch.step)

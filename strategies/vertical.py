@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 from numpy.typing import NDArray
 
@@ -28,11 +29,17 @@ from flower_vfl.protocol import (
 )
 from flower_vfl.transform import GradientTransform
 
+from .compose import Compose
 from .courier import Courier, embeddings
+from .defenses import defense_spec
 from .meeting import Meeting, hold_meeting
-from .run_state import RunState
+from .run_state import VerticalResult
+from .settings import rates_by_party, transform_list
 from .stopping import EarlyStopping
 from .training import Training
+
+Placement = Literal["strategy", "label"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 
 class VerticalStrategy(Strategy):
@@ -60,8 +67,16 @@ class VerticalStrategy(Strategy):
         Epochs between evaluations; 0 for none. The last epoch is always evaluated.
     early_stopping : EarlyStopping | None (default: None)
         Stop when the validation rows no longer improve.
-    transforms : Sequence[GradientTransform] (default: ())
-        Defenses, applied in order to every gradient before it leaves for its party.
+    transforms : Sequence[GradientTransform] | GradientTransform | str (default: ())
+        Defenses, applied in order to every gradient before it leaves for its party; or
+        one as a config string, e.g. ``"marvell:s=4"``.
+    placement : Literal["strategy", "label"] (default: "strategy")
+        Where they run: here, which needs a label party that trusts the server, or at
+        the label party, before anything leaves it.
+    noise_seed : int | None (default: None)
+        What their noise is drawn from. None draws a secret for every run. A number
+        makes runs repeatable, for simulations: a party that knows it can subtract the
+        noise. A label party that does not trust the server does not take it.
     checkpoint_every : int (default: 0)
         Steps between checkpoints at every party; 0 for none.
     keep_final : bool (default: False)
@@ -91,7 +106,9 @@ class VerticalStrategy(Strategy):
         valid_fraction: float = 0.0,
         evaluate_every: int = 1,
         early_stopping: EarlyStopping | None = None,
-        transforms: Sequence[GradientTransform] = (),
+        transforms: Sequence[GradientTransform] | GradientTransform | str = (),
+        placement: Placement = "strategy",
+        noise_seed: int | None = None,
         checkpoint_every: int = 0,
         keep_final: bool = False,
         state_dir: str | Path | None = None,
@@ -118,11 +135,17 @@ class VerticalStrategy(Strategy):
         self.batch_size = batch_size
         self.seed = seed
         self.aggregation = aggregation
-        self.rates = _rates(learning_rate)
+        self.rates = rates_by_party(learning_rate)
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
         self.evaluate_every = evaluate_every
         self.early_stopping = early_stopping
-        self.transforms = list(transforms)
+        self.transforms = transform_list(transforms)
+        if placement not in PLACEMENTS:
+            raise unknown_name("placement", placement, PLACEMENTS)
+        if noise_seed is not None and noise_seed < 0:
+            raise ConfigError(f"noise_seed must not be negative, got {noise_seed}")
+        self.placement: Placement = placement
+        self.noise_seed = noise_seed
         self.checkpoint_every = checkpoint_every
         self.keep_final = keep_final
         self.state_dir = state_dir
@@ -136,7 +159,8 @@ class VerticalStrategy(Strategy):
     def summary(self) -> None:
         """Log the settings."""
         fraction = f"test {self.test_fraction:g}, valid {self.valid_fraction:g}"
-        defenses = ", ".join(type(t).__name__ for t in self.transforms) or "none"
+        names = ", ".join(type(t).__name__ for t in self.transforms)
+        defenses = f"{names} (at the {self.placement})" if names else "none"
         log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
         log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
         log(INFO, "\t├──> held out (unless the data says): %s", fraction)
@@ -152,7 +176,7 @@ class VerticalStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         resume: bool = False,
-    ) -> Result:
+    ) -> VerticalResult:
         """Train, and return what was measured.
 
         Started again on the same grid, training goes on from the weights that it
@@ -177,9 +201,10 @@ class VerticalStrategy(Strategy):
 
         Returns
         -------
-        Result
-            Training and evaluation metrics by epoch. Its arrays are empty, because no
-            model leaves its party.
+        VerticalResult
+            Flower's result: training and evaluation metrics by epoch. Its arrays are
+            empty, because no model leaves its party. What defenses report about a
+            party is in ``series``, step by step.
         """
         for name, given in (
             ("initial_arrays", initial_arrays),
@@ -204,7 +229,7 @@ class VerticalStrategy(Strategy):
         if resume:
             training.resume()
         state = training.run()
-        result = _result(state)
+        result = VerticalResult.of(state)
         if evaluate_fn is not None:
             for epoch in state.evaluate:
                 metrics = evaluate_fn(epoch, ArrayRecord())
@@ -254,6 +279,15 @@ class VerticalStrategy(Strategy):
             valid_fraction=self.valid_fraction,
             aggregation=self.aggregation or "",
         )
+        if self.transforms:
+            terms = replace(terms, defended=self.placement)
+        if terms.defended == "label":
+            given = self.noise_seed
+            terms = replace(
+                terms,
+                defense=defense_spec(Compose(self.transforms)),
+                noise_seed="" if given is None else f"{given:x}",
+            )
         return hold_meeting(courier, terms, self.rates, self.threads)
 
     def predict(self, split: str = "test") -> NDArray[Any]:
@@ -355,24 +389,3 @@ class VerticalStrategy(Strategy):
                 for name in training.meeting.passive
             },
         )
-
-
-def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:
-    if rate is None:
-        return {}
-    rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
-    for name, value in rates.items():
-        if not value > 0.0:
-            raise ConfigError(
-                f"the learning rate of '{name}' must be positive: {value}"
-            )
-    return rates
-
-
-def _result(state: RunState) -> Result:
-    result = Result()
-    for epoch, metrics in state.train.items():
-        result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
-    for epoch, metrics in state.evaluate.items():
-        result.evaluate_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
-    return result

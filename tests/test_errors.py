@@ -399,7 +399,7 @@ def test_a_transform_that_spoils_a_gradient(
         late = batch.step == 2 and batch.party == "passive-2"
         return function(gradient, batch) if late else gradient
 
-    label, passive = simple_parties()
+    label, passive = simple_parties(trust_server=True)
     before = [p.clone() for party in passive for p in party.model.parameters()]
     with pytest.raises(PartyError) as caught:
         start([label, *passive], transforms=[Transform(at_step_two)])
@@ -410,13 +410,15 @@ def test_a_transform_that_spoils_a_gradient(
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_transform_that_requires_labels_needs_trust() -> None:
+@pytest.mark.parametrize("requires_labels", [False, True])
+def test_a_transform_at_the_strategy_needs_trust(requires_labels: bool) -> None:
     label, passive = simple_parties()
-    transform = Transform(lambda gradient, batch: gradient, requires_labels=True)
+    transform = Transform(lambda gradient, batch: gradient, requires_labels)
     with pytest.raises(PartyError) as caught:
         start([label, *passive], transforms=[transform])
     assert caught.value.party == "label"
-    assert_words(caught.value, "trust-server=true", "needs no labels")
+    words = ("raw gradients", "trust-server=true", 'placement="label"')
+    assert_words(caught.value, *words)
     assert label.step == 0
 
 

@@ -79,7 +79,7 @@ def test_the_result_is_flowers_and_no_model_is_in_it() -> None:
     label, passive = simple_parties()
     strategy, result = train([label, *passive], epochs=3)
     assert isinstance(strategy, Strategy)
-    assert type(result) is Result
+    assert isinstance(result, Result)
     assert len(result.arrays) == 0
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     first = result.train_metrics_clientapp[1]
@@ -347,9 +347,9 @@ class Recorder:
 
 def test_transforms_are_called_in_order_with_their_batch() -> None:
     def run() -> tuple[Recorder, Recorder, list[Tensor]]:
-        label, passive = simple_parties()
+        label, passive = simple_parties(trust_server=True)
         one, two = Recorder(2.0), Recorder(-3.0)
-        train([label, *passive], epochs=2, transforms=[one, two], seed=5)
+        train([label, *passive], epochs=2, transforms=[one, two], noise_seed=5)
         return one, two, weights(label, *passive)
 
     one, two, found = run()
@@ -374,7 +374,7 @@ def test_what_a_transform_returns_is_what_the_party_trains_on() -> None:
         def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
             return gradient * 0 if batch.party == "passive-1" else gradient
 
-    label, passive = simple_parties()
+    label, passive = simple_parties(trust_server=True)
     before = weights(*passive)
     train([label, *passive], transforms=[Nothing(0)])
     after = weights(*passive)
@@ -399,7 +399,9 @@ def test_a_transform_that_works_in_place_does_not_reach_other_parties(
     def run(transform: Recorder) -> list[Tensor]:
         torch.manual_seed(3)
         width = 2 * WIDTH if aggregation == "concat" else WIDTH
-        label = LabelParty(labels(), CrossEntropy(nn.Linear(width, 1)), device="cpu")
+        label = LabelParty(
+            labels(), CrossEntropy(nn.Linear(width, 1)), device="cpu", trust_server=True
+        )
         passive = simple_parties()[1]
         train([label, *passive], transforms=[transform], aggregation=aggregation)
         return weights(label, *passive)

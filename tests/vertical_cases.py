@@ -74,6 +74,7 @@ def make_label(context: Context) -> LabelParty:
         model=bottom(),
         optimizer=ADAM,
         device="cpu",
+        trust_server=True,
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from flower_vfl.errors import ConfigError
 
 from ..inputs import InputSpec
-from ..spec import build_from_spec, parse_spec
+from flower_vfl.spec import build_from_spec, parse_spec
 from .bottom import BottomModel, input_kind
 from .cnn import CNN
 from .mlp import MLP

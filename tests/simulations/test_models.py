@@ -22,7 +22,7 @@ from flower_vfl.simulations.models import (
     build_bottom,
     build_top,
 )
-from flower_vfl.simulations.spec import build_from_spec, parse_spec, typed_arguments
+from flower_vfl.spec import build_from_spec, parse_spec, typed_arguments
 
 NUMERIC = InputSpec(numeric=57)
 MIXED = InputSpec(numeric=3, cardinalities=(5, 7))

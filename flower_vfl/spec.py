@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from flower_vfl.errors import ConfigError, unknown_name
+from .errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 
@@ -164,6 +164,26 @@ def _show(parameter: inspect.Parameter) -> str:
     if default is inspect.Parameter.empty:
         return f"{parameter.name} (required)"
     return f"{parameter.name}={_write(default)}"
+
+
+def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
+    """Return the config string from which an object can be built again.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the registry.
+    built : object
+        Has an attribute for every parameter that it was built with.
+    factory : Callable[..., object]
+        What built it; parameters that equal their default are left out.
+    """
+    parameters = []
+    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
+        value = getattr(built, parameter.name)
+        if value != parameter.default:
+            parameters.append(f"{parameter.name}={_write(value)}")
+    return f"{name}:{','.join(parameters)}" if parameters else name
 
 
 def _write(value: object) -> str:
