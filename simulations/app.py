@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result
+from flwr.supercore import log
 
 from flower_vfl.client_app import vertical_client_app
 from flower_vfl.errors import unknown_name
 from flower_vfl.resident import Limits, ResidentGrid, resident
 from flower_vfl.resident.settings import WIRE_DTYPES
-from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+from flower_vfl.strategies import (
+    EarlyStopping,
+    Placement,
+    VerticalResult,
+    VerticalStrategy,
+)
 
 from .config import RunConfig, parse_rates
 from .parties import label_at, passive_at
@@ -44,6 +50,9 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         learning_rate=parse_rates(config.learning_rate),
         evaluate_every=config.evaluate_every,
         early_stopping=stopping,
+        transforms=config.defense,
+        placement=cast(Placement, config.defense_at),
+        noise_seed=_noise_seed(config),
         checkpoint_every=config.checkpoint_every,
         keep_final=bool(config.out),
         state_dir=config.state_dir or None,
@@ -51,6 +60,14 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         threads=config.threads,
         progress=progress,
     )
+
+
+def _noise_seed(config: RunConfig) -> int | None:
+    if not config.reproducible_noise:
+        return None
+    if config.defense:
+        log(WARNING, "noise is drawn from the run's seed: for simulations only")
+    return config.seed
 
 
 def train(
@@ -71,7 +88,7 @@ def train(
     """
     started = time.time()
     strategy = make_strategy(config, progress)
-    result: Result = strategy.start(
+    result: VerticalResult = strategy.start(
         grid, num_rounds=config.epochs, timeout=config.timeout, resume=config.resume
     )
     document = result_document(config, engine, result, time.time() - started)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from flower_vfl.errors import ConfigError, VerticalError, unknown_name
+from flower_vfl.strategies import DEFENSES
 
 from .config import RunConfig
+from .config_file import defaults_of
 from .datasets import dataset_names
 from .engines import ENGINES, set_log
 from .models import BOTTOM_MODELS, TOP_MODELS
 from .optimizers import OPTIMIZERS
 from .predict import predict_saved, write_predictions
 from .results import PARTIES_FOLDER
+from .show import show_result
 
 DEFAULT = RunConfig()
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _DATA, _MODEL, _TRAIN, _FILES, _RUN = "Data", "Model", "Training", "Own files", "Run"
+_DEFENSE = "Defense"
 
 
 @app.callback()
@@ -39,8 +41,26 @@ def root() -> None:
     """Vertical federated learning on Flower."""
 
 
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of a file the defaults of the options."""
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **defaults_of(path)}
+    return path
+
+
 @app.command()
 def run(
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="TOML file with any of these settings; what the command line says "
+            "comes first.",
+            callback=_read_config,
+            is_eager=True,
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     dataset: Annotated[
         str,
         typer.Option(
@@ -151,6 +171,22 @@ def run(
             help="auto, cross-entropy or mean-squared-error.", rich_help_panel=_MODEL
         ),
     ] = DEFAULT.objective,
+    defense: Annotated[
+        str,
+        typer.Option(
+            help="What is done to each gradient before it leaves, with parameters as "
+            "in marvell:s=4: " + ", ".join(DEFENSES) + ". 'a | b' applies two in "
+            "order, '@1 none @5 iso' begins with epoch 5, 'passive-1=iso:t=9; *=iso' is by "
+            "party.",
+            rich_help_panel=_DEFENSE,
+        ),
+    ] = DEFAULT.defense,
+    defense_at: Annotated[
+        str,
+        typer.Option(
+            help="Where the defense runs: strategy or label.", rich_help_panel=_DEFENSE
+        ),
+    ] = DEFAULT.defense_at,
     epochs: Annotated[
         int, typer.Option(help="Number of epochs.", rich_help_panel=_TRAIN)
     ] = DEFAULT.epochs,
@@ -264,6 +300,9 @@ def run(
         objective=objective,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        defense=defense,
+        defense_at=defense_at,
+        reproducible_noise=True,  # every engine of this command is a simulation
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
@@ -288,32 +327,7 @@ def run(
     if as_json:
         print(json.dumps(document))
     else:
-        _show(document)
-
-
-def _show(document: dict[str, Any]) -> None:
-    """Print a result for a person."""
-    config, seconds = document["config"], document["seconds"]
-    source = Path(config["label_party"]).name or config["dataset"]
-    title = f"{source}: {config['parties']} passive parties"
-    table = Table(title=title, title_justify="left")
-    epochs = document["epochs"]
-    names = [key for key in document["final"] if not key.endswith("_loss")]
-    for name in ("epoch", "loss", *names):
-        table.add_column(name.replace("_", " "), justify="right")
-    shown = sorted({0, len(epochs) // 2, len(epochs) - 1})
-    for metrics in (epochs[index] for index in shown):
-        cells = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
-        table.add_row(str(metrics["epoch"]), f"{metrics['loss']:.4f}", *cells)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{seconds['total']:.1f} s on {document['engine']}, "
-        f"{seconds['step'] * 1e3:.2f} ms per step",
-        highlight=False,
-    )
-    if config["out"]:
-        console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
+        show_result(document)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.strategies import PLACEMENTS
 
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
@@ -57,6 +58,14 @@ class RunConfig:
     learning_rate : str (default: "")
         One number for all parties, or ``"label=0.01,passive-1=0.001"``; empty leaves it
         to the optimizer.
+    defense : str (default: "")
+        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"``; see
+        :mod:`flower_vfl.strategies.defenses` for several, by party or by epoch.
+    defense_at : str (default: "strategy")
+        Where: ``"strategy"``, or ``"label"`` for the label party's own node.
+    reproducible_noise : bool (default: False)
+        Whether a defense draws its noise from ``seed``. For simulations: whoever knows
+        the seed can subtract the noise, and every party knows it.
     epochs : int (default: 20)
         Number of epochs.
     batch_size : int (default: 256)
@@ -122,6 +131,9 @@ class RunConfig:
     objective: str = "auto"
     optimizer: str = "adam:lr=0.005,weight_decay=0.001"
     learning_rate: str = ""
+    defense: str = ""
+    defense_at: str = "strategy"
+    reproducible_noise: bool = False
     epochs: int = 20
     batch_size: int = 256
     seed: int = 0
@@ -154,6 +166,8 @@ class RunConfig:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
         if self.transport not in TRANSPORTS:
             raise unknown_name("transport", self.transport, TRANSPORTS)
+        if self.defense_at not in PLACEMENTS:
+            raise unknown_name("defense-at", self.defense_at, PLACEMENTS)
         if self.passive and self.parties != len(self.passive_files()):
             raise ConfigError(
                 f"{len(self.passive_files())} passive files are given for "

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from flower_vfl.objectives import OptimizerFactory
-
 from flower_vfl.spec import build_from_spec
 
 

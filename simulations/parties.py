@@ -18,6 +18,7 @@ from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
 from flower_vfl.passive import PassiveParty
 from flower_vfl.schedule import TEST, TRAIN, split_rows
 from flower_vfl.sessions import node_name, node_role
+from flower_vfl.strategies import build_defense
 
 from .config import RunConfig
 from .datasets import (
@@ -217,7 +218,9 @@ def make_passive(config: RunConfig, rows: PartyRows) -> PassiveParty:
     )
 
 
-def make_label(config: RunConfig, rows: PartyRows) -> LabelParty:
+def make_label(
+    config: RunConfig, rows: PartyRows, trust_server: bool = False
+) -> LabelParty:
     """Return the label party.
 
     Parameters
@@ -226,6 +229,8 @@ def make_label(config: RunConfig, rows: PartyRows) -> LabelParty:
         The settings.
     rows : PartyRows
         Its rows.
+    trust_server : bool (default: False)
+        Whether the strategy may see its raw gradients and labels.
     """
     spec = rows.data.spec
     own = None if spec is None else build_bottom(config.bottom, spec, config.width)
@@ -239,6 +244,8 @@ def make_label(config: RunConfig, rows: PartyRows) -> LabelParty:
         split=rows.codes,
         device=config.device,
         rows=len(rows.ids),
+        trust_server=trust_server,
+        defenses=build_defense,
     )
 
 
@@ -292,9 +299,13 @@ def passive_at(context: Context) -> PassiveParty:
 def label_at(context: Context) -> LabelParty:
     """Return the label party of a node.
 
+    A simulated node, which has neither a role nor data of its own, trusts the server;
+    any other only if its node config says ``trust-server = true``.
+
     Parameters
     ----------
     context : Context
         The node's context.
     """
-    return make_label(*rows_at(context))
+    simulated = not {"role", "data"} & set(context.node_config)
+    return make_label(*rows_at(context), trust_server=simulated)

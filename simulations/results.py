@@ -10,9 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp.strategy import Result
-
 from flower_vfl.errors import ConfigError
+from flower_vfl.strategies import VerticalResult
 
 from .config import RunConfig
 
@@ -22,7 +21,7 @@ PARTIES_FOLDER = "parties"
 
 
 def result_document(
-    config: RunConfig, engine: str, result: Result, seconds: float
+    config: RunConfig, engine: str, result: VerticalResult, seconds: float
 ) -> dict[str, Any]:
     """Return everything worth keeping about a run.
 
@@ -32,7 +31,7 @@ def result_document(
         Its settings.
     engine : str
         What it ran on.
-    result : Result
+    result : VerticalResult
         What it measured.
     seconds : float
         How long it took, the hello included.
@@ -55,6 +54,7 @@ def result_document(
             **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
         },
         "epochs": epochs,
+        "series": result.series,
         "final": {} if last is None else dict(evaluated[last]),
         "seconds": {
             "total": seconds,

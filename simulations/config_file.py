@@ -1,0 +1,60 @@
+"""Settings of a run from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.strategies import build_defense, defense_spec
+
+from .config import RunConfig
+
+_OPTIONS = {"bottom": "model"}  # a setting whose option has another name
+_LISTS = ("passive",)  # a text with commas in a run config, an option given repeatedly
+_NO_OPTION = ("state-dir", "reproducible-noise", "transport", "timeout", "address")
+_NO_OPTION += ("advertise", "certificate", "private-key", "root-certificate")
+_NO_OPTION += ("insecure", "wire-dtype", "silence")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a TOML file by the keys of Flower's run config.
+
+    Parameters
+    ----------
+    path : Path
+        Keys as in ``[tool.flwr.app.config]``; ``defense`` may be a table or a list of
+        tables instead of a text.
+    """
+    try:
+        settings = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read '{path}': {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{path}' is not TOML: {error}") from error
+    defense = settings.get("defense")
+    if isinstance(defense, dict | list):
+        settings["defense"] = defense_spec(build_defense(defense))
+    RunConfig.from_run_config(settings)  # unknown keys and wrong types
+    return settings
+
+
+def defaults_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a TOML file by the names of the options of ``run``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    """
+    defaults: dict[str, Any] = {}
+    for name, value in read_settings(path).items():
+        if name in _NO_OPTION:
+            raise ConfigError(
+                f"'{path}': '{name}' is set by the command itself; it is for flwr run"
+            )
+        if name in _LISTS:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        defaults[_OPTIONS.get(name, name.replace("-", "_"))] = value
+    return defaults
