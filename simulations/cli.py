@@ -176,8 +176,8 @@ def run(
         typer.Option(
             help="What is done to each gradient before it leaves, with parameters as "
             "in marvell:s=4: " + ", ".join(DEFENSES) + ". 'a | b' applies two in "
-            "order, '@1 none @5 iso' begins with epoch 5, 'passive-1=iso:t=9; *=iso' is by "
-            "party.",
+            "order, '@1 none @5 iso' begins with epoch 5, 'passive-1=iso:t=9; *=iso' "
+            "is by party.",
             rich_help_panel=_DEFENSE,
         ),
     ] = DEFAULT.defense,

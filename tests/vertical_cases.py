@@ -65,7 +65,7 @@ def top(parties: int) -> nn.Module:
     )
 
 
-def make_label(context: Context) -> LabelParty:
+def make_label(context: Context, **options: Any) -> LabelParty:
     """Return the label party of :func:`rich_app`, with features of its own."""
     return LabelParty(
         labels(),
@@ -74,7 +74,7 @@ def make_label(context: Context) -> LabelParty:
         model=bottom(),
         optimizer=ADAM,
         device="cpu",
-        trust_server=True,
+        **{"trust_server": True, **options},
     )
 
 
@@ -84,9 +84,9 @@ def make_passive(context: Context) -> PassiveParty:
     return PassiveParty(data, bottom(), optimizer=ADAM, device="cpu")
 
 
-def rich_app() -> ClientApp:
+def rich_app(**options: Any) -> ClientApp:
     """Return an app whose parties have dropout, batch norm and Adam."""
-    return vertical_client_app(make_passive, make_label)
+    return vertical_client_app(make_passive, lambda c: make_label(c, **options))
 
 
 def simple_parties(
