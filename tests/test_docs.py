@@ -216,7 +216,8 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     torch.set_rng_state(state)
 
 
-RUN_AT_LEAST = {README: 10, ARCHITECTURE: 1, RESIDENT: 3}
+EXISTING = ROOT / "docs" / "existing-deployments.md"
+RUN_AT_LEAST = {README: 10, ARCHITECTURE: 1, RESIDENT: 3, EXISTING: 9}
 
 
 @pytest.mark.parametrize("document", RUN_AT_LEAST, ids=lambda path: path.name)
