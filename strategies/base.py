@@ -108,6 +108,44 @@ class Defense(ABC):
             )
 
 
+class StrongDefense(Defense):
+    """A defense whose strength is one number, which can be raised while it works.
+
+    What it was raised by is its state, so that a run that is resumed with another
+    strength is raised from there.
+    """
+
+    raised = 1.0
+
+    def strengthen(self, factor: float) -> str:
+        """Raise the strength from now on; return what to tell about it.
+
+        Parameters
+        ----------
+        factor : float
+            By how much.
+        """
+        self.raised *= factor
+        return f"{type(self).__name__} {self.raised:g} times as strong as it was set"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how much it was raised."""
+        return {"raised": self.raised}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        if "raised" not in state:
+            name = type(self).__name__
+            raise ConfigError(f"{sorted(state)} is not the state of the defense {name}")
+        self.raised = float(state["raised"])
+
+
 def require(condition: bool, name: str, wanted: str, value: object) -> None:
     """Refuse a parameter of a defense.
 

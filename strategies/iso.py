@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, normal, require, row_norms
+from .base import StrongDefense, normal, require, row_norms
 
 
 def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
@@ -32,7 +32,7 @@ def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
     return normal(rows, generator).mul_(min(scale, limit)).add_(rows)
 
 
-class Iso(Defense):
+class Iso(StrongDefense):
     """Isotropic Gaussian noise, relative to the largest row of the batch.
 
     Parameters
@@ -55,4 +55,4 @@ class Iso(Defense):
         batch : Batch
             Gives the generator.
         """
-        return iso(rows, self.t, batch.generator())
+        return iso(rows, self.t * self.raised, batch.generator())
