@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError, PartyError, unknown_name
-from .party import Shape, check_finite
+from .party import check_finite
+from .terms import Shape
 
 Aggregate = Callable[[Sequence[Tensor]], Tensor]
 

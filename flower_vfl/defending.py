@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from logging import WARNING
+from typing import Any, Protocol, runtime_checkable
 
+from flwr.supercore import log
 from torch import Tensor
 
 from .errors import ConfigError, PartyError
-from .party import Shape, Terms, check_finite
+from .objectives import Task
+from .party import check_finite
 from .randomness import draw_secret
+from .terms import Shape, Terms
 from .transform import Batch, GradientTransform, apply_in_order
+from .watch import LIMIT, Leakage, LeakWatch
+
+
+@runtime_checkable
+class Strengthened(Protocol):
+    """A transform whose protection can be raised while it works."""
+
+    def strengthen(self, factor: float) -> str:
+        """Raise the protection; return what it is now, or nothing if it stays.
+
+        Parameters
+        ----------
+        factor : float
+            By how much.
+        """
+        ...
+
+
+def _adjustable(transform: GradientTransform) -> bool:
+    """Say whether a transform, or any that it is made of, has a strength."""
+    parts = getattr(transform, "parts", None)
+    if isinstance(parts, Mapping):
+        return any(_adjustable(part) for part in parts.values())
+    return isinstance(transform, Strengthened)
 
 
 @dataclass
@@ -33,6 +61,8 @@ class Defended:
 class Defender:
     """Applies gradient transforms in order to the gradient of every party.
 
+    And measures what is left to find in what leaves, where that is asked for.
+
     Parameters
     ----------
     transforms : Sequence[GradientTransform]
@@ -40,12 +70,24 @@ class Defender:
     seed : int | None (default: None)
         What the noise is drawn from. None draws a secret; a known seed makes runs
         repeatable, and lets everyone who knows it subtract the noise.
+    watch : LeakWatch | None (default: None)
+        Attacks what leaves.
     """
 
     def __init__(
-        self, transforms: Sequence[GradientTransform] = (), seed: int | None = None
+        self,
+        transforms: Sequence[GradientTransform] = (),
+        seed: int | None = None,
+        watch: LeakWatch | None = None,
     ) -> None:
         self.transforms = list(transforms)
+        self.watch = watch
+        raising = watch is not None and watch.settings.action == "raise"
+        if raising and not any(_adjustable(t) for t in self.transforms):
+            raise ConfigError(
+                "a leak limit with the action 'raise' needs a defense that has a "
+                "strength: iso, noisy-gradients or marvell"
+            )
         if not self.transforms:
             self.seed = 0  # nothing draws from it
         else:
@@ -53,8 +95,14 @@ class Defender:
 
     @property
     def requires_labels(self) -> bool:
-        """Whether any of them needs labels."""
-        return any(transform.requires_labels for transform in self.transforms)
+        """Whether any of them, or the measurement, needs labels."""
+        watched = self.watch is not None
+        return watched or any(t.requires_labels for t in self.transforms)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.transforms and self.watch is None
 
     def defend(
         self,
@@ -76,9 +124,10 @@ class Defender:
         epoch : int
             The epoch, from 1.
         """
-        if not self.transforms:
+        if self.idle:
             return Defended(dict(gradients), {})
-        defended, metrics = {}, {}
+        defended: dict[str, Tensor] = {}
+        metrics: dict[str, float] = {}
         for party, gradient in gradients.items():
             batch = Batch(party, step, self.seed, labels, epoch)
             # Parties in one process may share the gradient's memory.
@@ -86,7 +135,19 @@ class Defender:
             if result is not None:
                 defended[party] = result
             metrics.update({f"{k}/{party}": v for k, v in batch.metrics.items()})
+        if self.watch is not None and labels is not None:
+            metrics |= self.watch.measure(defended, gradients, labels, step)
+            self._consider_raising(metrics)
         return Defended(defended, metrics)
+
+    def _consider_raising(self, metrics: Mapping[str, float]) -> None:
+        assert self.watch is not None  # the caller looked
+        settings = self.watch.settings
+        if settings.action == "raise" and any(k.startswith(LIMIT) for k in metrics):
+            for transform in self.transforms:
+                if isinstance(transform, Strengthened):
+                    told = transform.strengthen(settings.factor)
+                    log(WARNING, "from the next step on: %s", told or "no change")
 
     def _checked(self) -> list[GradientTransform]:
         return [_Checked(transform) for transform in self.transforms]
@@ -94,7 +155,8 @@ class Defender:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every transform, and the secret of the noise."""
         states = [transform.state_dict() for transform in self.transforms]
-        return {"transforms": states, "seed": f"{self.seed:x}"}
+        watch = {} if self.watch is None else self.watch.state_dict()
+        return {"transforms": states, "seed": f"{self.seed:x}", "watch": watch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over saved states.
@@ -113,6 +175,8 @@ class Defender:
         for transform, saved in zip(self.transforms, states, strict=True):
             transform.load_state_dict(saved)
         self.seed = int(state["seed"], 16)
+        if self.watch is not None:
+            self.watch.load_state_dict(state["watch"])
 
 
 class _Checked:
@@ -163,7 +227,7 @@ class LabelGuard:
         self._factory = factory
         self.defender = Defender(self._own)
 
-    def agree(self, terms: Terms, name: str, trust_server: bool) -> None:
+    def agree(self, terms: Terms, name: str, task: Task, trust_server: bool) -> None:
         """Take over what the strategy says about defenses, or refuse it.
 
         Parameters
@@ -172,6 +236,8 @@ class LabelGuard:
             What the strategy says.
         name : str
             The label party's name, for errors.
+        task : {"binary", "multiclass", "regression"}
+            What the labels are.
         trust_server : bool
             Whether the server may see raw gradients and decide on the noise.
         """
@@ -182,7 +248,10 @@ class LabelGuard:
             transforms.append(self._named(terms.defense, name))
         dictated = trust_server and terms.noise_seed
         seed = int(terms.noise_seed, 16) if dictated else None
-        self.defender = Defender(transforms, seed)
+        watch = None
+        if terms.leakage and terms.defended != "strategy":
+            watch = LeakWatch(Leakage.from_text(terms.leakage), task)
+        self.defender = Defender(transforms, seed, watch)
 
     def _named(self, defense: str, name: str) -> GradientTransform:
         if self._factory is None:

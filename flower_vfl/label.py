@@ -20,14 +20,12 @@ from .metrics import METRICS
 from .objectives import Objective, OptimizerFactory, Outcome
 from .party import (
     ArrayLike,
-    Description,
     Features,
     Party,
-    Shape,
-    Terms,
     as_tensors,
     default_optimizer,
 )
+from .terms import Description, Shape, Terms
 from .transform import GradientTransform
 
 
@@ -183,7 +181,7 @@ class LabelParty(Party):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(terms.parties)
         self.objective.configure(self.make_optimizer)
-        self._guard.agree(terms, self.name, self.trust_server)
+        self._guard.agree(terms, self.name, self.objective.task, self.trust_server)
         super().agree(terms)
         self._try_shapes(terms.parties)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .errors import PartyError
+from .layers import LayerProbe
 from .objectives import OptimizerFactory
-from .party import (
-    Description,
-    Features,
-    Party,
-    Terms,
-    check_finite,
-    default_optimizer,
-)
+from .party import Features, Party, check_finite, default_optimizer
+from .terms import Description, Terms
 
 
 @dataclass
@@ -33,6 +29,7 @@ class _Pending:
     output: Tensor | None  # None: to be computed again
     random: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    probe: LayerProbe | None = None
 
 
 class PassiveParty(Party):
@@ -110,7 +107,9 @@ class PassiveParty(Party):
         super().agree(terms)
         self._pending = None
 
-    def forward(self, step: int, epoch: int, index: int) -> Tensor:
+    def forward(
+        self, step: int, epoch: int, index: int, probed: bool = False
+    ) -> Tensor:
         """Return the embedding of a training batch and wait for its gradient.
 
         Parameters
@@ -121,6 +120,8 @@ class PassiveParty(Party):
             The epoch, from 1.
         index : int
             The batch within the epoch, from 0.
+        probed : bool (default: False)
+            Whether the gradients of all layers are to be kept for :meth:`backward`.
         """
         if step != self.step + 1:
             raise PartyError(
@@ -131,21 +132,26 @@ class PassiveParty(Party):
             )
         random = self.random.state_dict()
         buffers = self._copy_buffers()
-        output = self._train_forward(epoch, index)
-        self._pending = _Pending(step, epoch, index, output, random, buffers)
+        probe = LayerProbe(self.model) if probed else None
+        output = self._train_forward(epoch, index, probe)
+        self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
         return output.detach()
 
     def _copy_buffers(self) -> dict[str, Tensor]:
         return {name: getattr(m, key).clone() for name, m, key in self._buffers}
 
-    def _train_forward(self, epoch: int, index: int) -> Tensor:
+    def _train_forward(
+        self, epoch: int, index: int, probe: LayerProbe | None
+    ) -> Tensor:
         rows = self.agreed().training_rows(epoch, index)
         if not self.model.training:
             self.model.train()
-        with self.random:
+        with self.random, probe or nullcontext():
             return self.run_model(rows)
 
-    def backward(self, step: int, gradient: Tensor | None) -> None:
+    def backward(
+        self, step: int, gradient: Tensor | None, probed: bool = False
+    ) -> dict[str, Tensor]:
         """Train the bottom model on the gradient of the batch that is waiting.
 
         Parameters
@@ -155,6 +161,13 @@ class PassiveParty(Party):
         gradient : Tensor | None
             Gradient of the embedding; None if a defense withheld it, in which case the
             model is left as it is.
+        probed : bool (default: False)
+            Whether the gradients of all layers are wanted.
+
+        Returns
+        -------
+        dict[str, Tensor]
+            The gradient of the output of every layer, where wanted.
         """
         pending = self._pending
         if pending is None or pending.step != step:
@@ -165,13 +178,15 @@ class PassiveParty(Party):
                 "Restore all parties to one checkpoint",
                 step,
             )
-        output = pending.output
+        output, probe = pending.output, pending.probe
         if output is None:  # the graph did not survive: repeat the same forward pass
-            output = self._train_forward(pending.epoch, pending.index)
+            probe = LayerProbe(self.model) if probed else None
+            output = self._train_forward(pending.epoch, pending.index, probe)
         if gradient is not None:
             self._descend(step, output, gradient)
         self._pending = None
         self.step = step
+        return {} if probe is None else probe.gradients
 
     def _descend(self, step: int, output: Tensor, gradient: Tensor) -> None:
         if gradient.shape != output.shape:

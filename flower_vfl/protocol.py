@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .arrays import to_array, to_tensor
 from .errors import ConfigError, PartyError, PartyRestartedError, VerticalError
-from .party import Description, Role, Shape, Terms
+from .terms import Description, Role, Shape, Terms
 
 VERSION = 2
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
@@ -296,6 +296,7 @@ def pack_terms(terms: Terms) -> dict[str, Value]:
         "learning-rate": float(terms.learning_rate),
         "defended": terms.defended,
         "defense": terms.defense,
+        "leakage": terms.leakage,
         "noise-seed": terms.noise_seed,
     }
 
@@ -324,6 +325,7 @@ def unpack_terms(content: Content) -> Terms:
         learning_rate=cast(float, config["learning-rate"]),
         defended=content.text("defended"),
         defense=content.text("defense"),
+        leakage=content.text("leakage"),
         noise_seed=content.text("noise-seed"),
     )
 

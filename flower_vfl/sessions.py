@@ -13,8 +13,9 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from .checkpoints import from_bytes, to_bytes
 from .errors import ConfigError, PartyRestartedError
-from .party import Party, Role, Terms
+from .party import Party
 from .protocol import Content, Verb
+from .terms import Role, Terms
 
 _STATE = "flower_vfl.state"
 _REPLY = "flower_vfl.reply."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,8 @@ class Batch:
     metrics : dict[str, float] (default: {})
         Where a transform reports what it did, e.g. ``batch.metrics["withheld"] = 1.0``.
         Becomes a training metric of the party.
+    stage : str (default: "")
+        Which of several transforms this is for; each has noise of its own.
     """
 
     party: str
@@ -42,10 +44,11 @@ class Batch:
     labels: Tensor | None = None
     epoch: int = 1
     metrics: dict[str, float] = field(default_factory=dict, compare=False)
+    stage: str = field(default="", compare=False)
 
     def generator(self) -> torch.Generator:
-        """Return a generator that depends on seed, party and step only."""
-        return noise_generator(self.seed, "transform", self.party, self.step)
+        """Return a generator that depends on seed, party, step and stage only."""
+        return noise_generator(self.seed, self.stage, self.party, self.step)
 
 
 @runtime_checkable
@@ -89,7 +92,7 @@ class GradientTransform(Protocol):
 
 
 def apply_in_order(
-    transforms: Iterable[GradientTransform], gradient: Tensor, batch: Batch
+    transforms: Sequence[GradientTransform], gradient: Tensor, batch: Batch
 ) -> Tensor | None:
     """Return what several transforms, one after the other, make of a gradient.
 
@@ -98,7 +101,7 @@ def apply_in_order(
 
     Parameters
     ----------
-    transforms : Iterable[GradientTransform]
+    transforms : Sequence[GradientTransform]
         In the order in which they are applied; one that withholds the gradient ends it.
     gradient : Tensor
         One row per example.
@@ -106,9 +109,11 @@ def apply_in_order(
         Party, step and, if required, labels.
     """
     defended: Tensor | None = gradient
-    for transform in transforms:
+    for number, transform in enumerate(transforms):
         if transform.requires_labels:
             batch.metrics.pop(AUC_BOUND, None)
         if defended is not None:
-            defended = transform(defended, batch)
+            several = len(transforms) > 1  # the same noise twice would be no noise
+            stage = f"{batch.stage}/{number}" if several else batch.stage
+            defended = transform(defended, replace(batch, stage=stage))
     return defended

@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from flwr.app import Context
 
+from .arrays import to_tensor
 from .checkpoints import open_store, tagged_step
 from .defending import untrusted
 from .errors import ConfigError, PartyError
 from .label import LabelParty
+from .objectives import Task
 from .passive import PassiveParty
 from .protocol import Content, Verb, pack, pack_description, unpack_terms
 from .schedule import SPLITS
 from .sessions import Session
+from .watch import Leakage, LeakWatch
 
 
 def versions() -> str:
@@ -56,26 +60,36 @@ def _label(session: Session) -> LabelParty:
 
 
 def _backward(session: Session, content: Content, context: Context) -> Content:
-    if "gradient-step" in content.config:
-        gradient = content.gradient()
-        _passive(session).backward(content.number("gradient-step"), gradient)
-    return Content()
+    if "gradient-step" not in content.config:
+        return Content()
+    step, gradient = content.number("gradient-step"), content.gradient()
+    probed = content.labels is not None
+    layers = _passive(session).backward(step, gradient, probed)
+    if content.labels is None or not layers:
+        return Content()
+    settings, task = Leakage.from_text(content.text("probe")), content.text("task")
+    watch = LeakWatch(replace(settings, coalitions=()), cast(Task, task))
+    labels = to_tensor(content.labels)
+    return Content(metrics=watch.measure_layers(layers, labels, step))
 
 
 def _forward(session: Session, content: Content, context: Context) -> Content:
-    _backward(session, content, context)
+    reply = _backward(session, content, context)
     party = _passive(session)
     embedding = party.forward(
-        content.number("step"), content.number("epoch"), content.number("index")
+        content.number("step"),
+        content.number("epoch"),
+        content.number("index"),
+        probed="probe" in content.config,
     )
-    return Content(arrays=pack({party.name: embedding}))
+    return replace(reply, arrays=pack({party.name: embedding}))
 
 
 def _embed(session: Session, content: Content, context: Context) -> Content:
-    _backward(session, content, context)
+    reply = _backward(session, content, context)
     party = _passive(session)
     embedding = party.embed(content.text("split"), content.number("index"))
-    return Content(arrays=pack({party.name: embedding}))
+    return replace(reply, arrays=pack({party.name: embedding}))
 
 
 def _train(session: Session, content: Content, context: Context) -> Content:
@@ -114,11 +128,11 @@ def _plan(session: Session) -> dict[str, int]:
 
 
 def _checkpoint(session: Session, content: Content, context: Context) -> Content:
-    _backward(session, content, context)
+    reply = _backward(session, content, context)
     party, tag = session.party, content.text("tag")
     state = {**party.state_dict(), "plan": _plan(session)}
     open_store(context, party.name).save(tag, state)
-    return Content(config={"step": party.step})
+    return replace(reply, config={"step": party.step})
 
 
 def _restore(session: Session, content: Content, context: Context) -> Content:

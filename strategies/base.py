@@ -165,9 +165,11 @@ def require(condition: bool, name: str, wanted: str, value: object) -> None:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row in double precision.
+    """Return the Euclidean norm of every row, whatever its size.
 
-    Doubles cannot overflow for single-precision rows; rows of doubles are scaled first.
+    Single precision is many times faster than double; where its squares may have
+    over- or underflowed, the norms are computed again in double precision, and rows of
+    doubles are scaled first.
 
     Parameters
     ----------
@@ -175,6 +177,10 @@ def row_norms(rows: Tensor) -> Tensor:
         B×d.
     """
     if rows.dtype != torch.float64:
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        least, most = torch.aminmax(norms)
+        if float(least) > 1e-15 and float(most) < 1e15:
+            return norms.double()
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     largest = (
         rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)

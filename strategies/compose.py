@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flower_vfl.defending import Strengthened
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import Batch, GradientTransform, apply_in_order
 
@@ -22,6 +23,20 @@ class _Several:
     def requires_labels(self) -> bool:
         """Whether any of them needs labels."""
         return any(part.requires_labels for part in self.parts.values())
+
+    def strengthen(self, factor: float) -> str:
+        """Raise the protection of every part that has a strength.
+
+        Parameters
+        ----------
+        factor : float
+            By how much.
+        """
+        told = []
+        for part in self.parts.values():
+            if isinstance(part, Strengthened) and (text := part.strengthen(factor)):
+                told.append(text)
+        return ", ".join(told)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every part by its name."""
@@ -57,7 +72,7 @@ class Compose(_Several):
     """
 
     def __init__(self, transforms: Sequence[GradientTransform]) -> None:
-        self.parts = {str(i): t for i, t in enumerate(transforms)}
+        self.parts = {str(i): t for i, t in enumerate(flat(transforms))}
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return what all of them together make of a gradient.
@@ -69,7 +84,24 @@ class Compose(_Several):
         batch : Batch
             Party, step and, if required, labels.
         """
-        return apply_in_order(self.parts.values(), gradient, batch)
+        return apply_in_order(list(self.parts.values()), gradient, batch)
+
+
+def flat(transforms: Sequence[GradientTransform]) -> list[GradientTransform]:
+    """Return transforms with those of a :class:`Compose` in its place.
+
+    Parameters
+    ----------
+    transforms : Sequence[GradientTransform]
+        In the order in which they are applied.
+    """
+    parts: list[GradientTransform] = []
+    for transform in transforms:
+        if isinstance(transform, Compose):
+            parts += transform.parts.values()
+        else:
+            parts.append(transform)
+    return parts
 
 
 class PerParty(_Several):
@@ -88,7 +120,9 @@ class PerParty(_Several):
         parties: Mapping[str, GradientTransform],
         default: GradientTransform | None = None,
     ) -> None:
-        self.parts = {"*": default or NoDefense(), **parties}
+        if "*" in parties and default is not None:
+            raise ConfigError("give the default or a party '*', not both")
+        self.parts = {"*": NoDefense() if default is None else default, **parties}
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return what the party's transform makes of its gradient.

@@ -202,6 +202,21 @@ def embeddings(contents: Mapping[str, Content], step: int) -> dict[str, Array]:
     return {name: content.arrays[name] for name, content in contents.items()}
 
 
+def noted(contents: Mapping[str, Content]) -> dict[str, float]:
+    """Return what passive parties measured, as ``metric/party``.
+
+    Parameters
+    ----------
+    contents : Mapping[str, Content]
+        Replies by party name.
+    """
+    return {
+        f"{metric}/{name}": value
+        for name, content in contents.items()
+        for metric, value in content.metrics.items()
+    }
+
+
 def _from_node(reply: Message, messages: list[Message]) -> Message:
     """Return an error under its node's id: the SuperLink answers for lost nodes."""
     asked = {message.metadata.dst_node_id for message in messages}

@@ -17,14 +17,30 @@ from flower_vfl.spec import build_from_spec, write_spec
 from flower_vfl.transform import GradientTransform
 
 from .compose import Compose, PerParty, Scheduled
+from .flsg import FLSG
+from .geno import Geno
+from .gradient_compression import GradientCompression
 from .iso import Iso
+from .marvell import Marvell
 from .max_norm import MaxNorm
+from .multi_bucket import MultiBucket
 from .no_defense import NoDefense
+from .noisy_gradients import NoisyGradients
+from .ppdl import PPDL
+from .sgsub import SGSub
 
 DEFENSES: dict[str, Callable[..., GradientTransform]] = {
     "none": NoDefense,
     "iso": Iso,
     "max-norm": MaxNorm,
+    "marvell": Marvell,
+    "gradient-compression": GradientCompression,
+    "noisy-gradients": NoisyGradients,
+    "multi-bucket": MultiBucket,
+    "ppdl": PPDL,
+    "sgsub": SGSub,
+    "flsg": FLSG,
+    "geno": Geno,
 }
 SHORT_NAMES = {"gc": "gradient-compression", "ng": "noisy-gradients"}
 SHORT_NAMES |= {"mg": "multi-bucket"}

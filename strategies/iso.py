@@ -27,9 +27,10 @@ def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
     generator : torch.Generator
         Where the noise comes from.
     """
-    scale = math.sqrt(t / rows.shape[1]) * float(row_norms(rows).max())
     limit = torch.finfo(rows.dtype).max / 16  # no number drawn is that large
-    return normal(rows, generator).mul_(min(scale, limit)).add_(rows)
+    largest = min(float(row_norms(rows).max()), limit)
+    scale = min(math.sqrt(t / rows.shape[1]) * largest, limit)
+    return normal(rows, generator).mul_(scale).add_(rows)
 
 
 class Iso(StrongDefense):

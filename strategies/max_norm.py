@@ -26,9 +26,10 @@ def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
     generator : torch.Generator
         Where the noise comes from.
     """
-    norms = row_norms(rows)
+    norms = row_norms(rows).clamp(max=torch.finfo(torch.float64).max)
     ratio = norms.max() / norms
-    sigma = torch.sqrt((ratio - 1.0) * (ratio + 1.0)).nan_to_num_(0.0, posinf=0.0)
+    sigma = torch.sqrt(ratio - 1.0) * torch.sqrt(ratio + 1.0)
+    sigma = sigma.nan_to_num_(0.0, posinf=0.0)
     stretch = 1.0 + sigma * normal(rows, generator, columns=False).double().squeeze(1)
     if rows.dtype == torch.float64 or float(stretch.abs().max()) < 1e30:
         return rows * stretch.to(rows.dtype).unsqueeze(1)

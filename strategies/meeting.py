@@ -11,7 +11,6 @@ from logging import WARNING
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.party import Description, Terms
 from flower_vfl.protocol import (
     VERSION,
     Content,
@@ -21,6 +20,7 @@ from flower_vfl.protocol import (
     unpack_description,
 )
 from flower_vfl.schedule import SPLITS
+from flower_vfl.terms import Description, Terms
 
 from .courier import Courier
 
@@ -82,7 +82,7 @@ def hold_meeting(
         rate = rates.get(name, rates.get("*", 0.0))
         own = replace(terms, learning_rate=rate)
         if name != label.name:  # how it is defended is not a passive party's business
-            own = replace(own, defended="", defense="", noise_seed="")
+            own = replace(own, defended="", defense="", leakage="", noise_seed="")
         contents[name] = Content(pack_terms(own))
     replies = courier.ask(Verb.AGREE, contents)
     sizes = {

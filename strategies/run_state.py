@@ -39,7 +39,9 @@ class RunState:
     stale : int (default: 0)
         Evaluations since then.
     stopped : bool (default: False)
-        Whether early stopping has ended the run.
+        Whether early stopping, or a leak limit, has ended the run.
+    reason : str (default: "")
+        Which of them.
     """
 
     step: int = 0
@@ -52,6 +54,7 @@ class RunState:
     best: float | None = None
     stale: int = 0
     stopped: bool = False
+    reason: str = ""
 
     def add(self, metrics: Mapping[str, float], rows: float) -> None:
         """Take in what a step reports; the step itself is already counted.
@@ -67,9 +70,23 @@ class RunState:
             self.sums[name] = self.sums.get(name, 0.0) + value * rows
             self.rows[name] = self.rows.get(name, 0.0) + rows
             if "/" in name:
-                series = self.series.setdefault(name, {"steps": [], "values": []})
-                series["steps"].append(self.step)
-                series["values"].append(value)
+                self.trace(name, self.step, value)
+
+    def trace(self, name: str, step: int, value: float) -> None:
+        """Take in one value of a series.
+
+        Parameters
+        ----------
+        name : str
+            ``metric/party``.
+        step : int
+            The step that it belongs to.
+        value : float
+            The value.
+        """
+        series = self.series.setdefault(name, {"steps": [], "values": []})
+        series["steps"].append(step)
+        series["values"].append(value)
 
     def close_epoch(self, epoch: int, steps: int) -> None:
         """Average over the steps of an epoch and begin the next.
@@ -94,9 +111,12 @@ class VerticalResult(Result):
     ----------
     series : dict[str, Series] (default: {})
         By ``metric/party``: ``{"steps": [1, 2, ...], "values": [0.6, 0.7, ...]}``.
+    stopped : str (default: "")
+        Why the run ended before its last epoch; empty if it did not.
     """
 
     series: dict[str, Series] = field(default_factory=dict)
+    stopped: str = ""
 
     @classmethod
     def of(cls, state: RunState) -> VerticalResult:
@@ -107,7 +127,7 @@ class VerticalResult(Result):
         state : RunState
             Where the run ended.
         """
-        result = cls(series=state.series)
+        result = cls(series=state.series, stopped=state.reason)
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, metrics in state.evaluate.items():

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import GradientTransform
 
-from .defenses import build_defense
+from .compose import Compose, flat
+from .defenses import build_defense, defense_spec
 
 
 def rates_by_party(rate: float | Mapping[str, float] | None) -> dict[str, float]:
@@ -40,7 +41,32 @@ def transform_list(
         Several, one, or the config string of one; an empty string is none.
     """
     if isinstance(given, str):
-        return [build_defense(given)] if given.strip() else []
+        return flat([build_defense(given)]) if given.strip() else []
     if isinstance(given, Sequence):
-        return list(given)
-    return [given]
+        return flat(given)
+    return flat([given])
+
+
+def defense_terms(
+    transforms: Sequence[GradientTransform], placement: str, noise_seed: int | None
+) -> dict[str, str]:
+    """Return what the label party must know about defenses, as entries of the terms.
+
+    Parameters
+    ----------
+    transforms : Sequence[GradientTransform]
+        The defenses.
+    placement : str
+        Where they run.
+    noise_seed : int | None
+        What their noise is drawn from, if it is not secret.
+    """
+    if not transforms:
+        return {}
+    if placement != "label":
+        return {"defended": placement}
+    return {
+        "defended": placement,
+        "defense": defense_spec(Compose(transforms)),
+        "noise_seed": "" if noise_seed is None else f"{noise_seed:x}",
+    }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
 
 from flower_vfl.arrays import to_array, to_tensor
-from flower_vfl.checkpoints import DirectoryStore, outdated, step_tag, tagged_step
+from flower_vfl.checkpoints import step_tag, tagged_step
 from flower_vfl.defending import Defender
 from flower_vfl.errors import (
     ConfigError,
@@ -24,9 +24,11 @@ from flower_vfl.errors import (
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
 from flower_vfl.schedule import count_batches
+from flower_vfl.watch import LIMIT, LeakWatch
 
-from .courier import Courier, embeddings
-from .meeting import RESERVED, Meeting
+from .courier import Courier, embeddings, noted
+from .keeper import Keeper
+from .meeting import Meeting
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
 
@@ -63,17 +65,27 @@ class Training:
         self.meeting = meeting
         self.epochs = epochs
         self.state = RunState()
-        here = strategy.transforms if strategy.placement == "strategy" else ()
-        self.defender = Defender(here, strategy.noise_seed)
+        self.defender = self._make_defender()
         rows = meeting.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
+        self.labels: Array | None = None  # for measuring every layer, in simulations
+        leakage = strategy.leakage
+        self._probe = "" if leakage is None or not leakage.layers else leakage.to_text()
+        self._leaky: list[str] = []  # limits that the last step exceeded
         self._gradient_step = 0
-        self._kept: dict[str, dict[str, Any]] = {}  # by tag, of this run only
-        folder = strategy.state_dir
-        self._store = DirectoryStore(Path(folder) / RESERVED) if folder else None
+        self._keeper = Keeper(strategy.state_dir)
         self._rewinds = 0
         self._rewound_at = -1
+
+    def _make_defender(self) -> Defender:
+        """Return what is done here to gradients: nothing if the label party does it."""
+        strategy, leakage = self.strategy, self.strategy.leakage
+        if not strategy.transforms or strategy.placement == "label":
+            return Defender()
+        task = self.meeting.label.task
+        watch = None if leakage is None else LeakWatch(leakage, task)
+        return Defender(strategy.transforms, strategy.noise_seed, watch)
 
     def run(self) -> RunState:
         """Train until the last epoch or until early stopping, and return the state."""
@@ -93,12 +105,12 @@ class Training:
                     self._advance(bar)
                     if interrupted():
                         self._checkpoint(step_tag(self.state.step))
-                        log(WARNING, "interrupted. %s", self._advice())
+                        log(WARNING, "interrupted. %s", self._keeper.advice())
                         raise KeyboardInterrupt
                 except PartyRestartedError as error:
                     self._rewind(error)
                 except VerticalError as error:
-                    error.add_note(self._advice())
+                    error.add_note(self._keeper.advice())
                     raise
 
     def _advance(self, bar: TrainingProgress) -> None:
@@ -107,18 +119,31 @@ class Training:
         loss = self._step(epoch + 1, index)
         self.state.seconds += time.perf_counter() - started
         bar.stepped(self.state.step, epoch + 1, loss)
-        if index == self.steps - 1:
-            self._close_epoch(epoch + 1, bar)
+        leaks = self._leaks_too_much()
+        if index == self.steps - 1 or leaks:
+            self._close_epoch(epoch + 1, bar, index + 1, leaks)
         every = self.strategy.checkpoint_every
         if every and self.state.step % every == 0:
             self._checkpoint(step_tag(self.state.step))
+
+    def _leaks_too_much(self) -> bool:
+        """Say whether a leak limit ends the run; if so, it is kept as it is."""
+        leakage = self.strategy.leakage
+        if leakage is None or leakage.action != "stop" or not self._leaky:
+            return False
+        self._checkpoint(step_tag(self.state.step))
+        parties = ", ".join(name.partition("/")[2] for name in self._leaky)
+        self.state.reason = f"the leak limit was exceeded for {parties}"
+        log(WARNING, "stopped: %s. %s", self.state.reason, self._keeper.advice())
+        self.state.stopped = True
+        return True
 
     def _step(self, epoch: int, index: int) -> float:
         """Swap embeddings for gradients once; return the loss."""
         step = self.state.step + 1
         strategy, courier = self.strategy, self.courier
         where = {"step": step, "index": index}
-        parts, _ = strategy.aggregate_train(
+        parts, noted = strategy.aggregate_train(
             epoch,
             courier.deliver(
                 list(
@@ -132,24 +157,37 @@ class Training:
                 step,
             ),
         )
-        self._gradients, self._gradient_step = {}, 0
+        self._delivered(noted or {})
         label = self.meeting.label.name
         content = Content({**where, "epoch": epoch}, parts or {})
-        if self.defender.requires_labels:
+        if self.defender.requires_labels or self._probe:
             content.config["labels"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
         self._gradients = self._defend(reply, step, epoch)
+        self.labels = reply.labels if self._probe else None
         self._gradient_step = self.state.step = step
         rows = reply.metrics.pop("rows")
         self.state.add(reply.metrics, rows)
+        self._leaky = [name for name in reply.metrics if name.startswith(LIMIT)]
         return reply.metrics["loss"]
 
-    def _gradient_config(self) -> dict[str, int]:
-        return {"gradient-step": self._gradient_step} if self._gradient_step else {}
+    def _gradient_config(self) -> dict[str, int | str]:
+        due: dict[str, int | str] = {}
+        if self._gradient_step:
+            due["gradient-step"] = self._gradient_step
+        if self._probe:
+            due["probe"], due["task"] = self._probe, self.meeting.label.task
+        return due
+
+    def _delivered(self, noted: Mapping[str, Any]) -> None:
+        """Forget the gradients that arrived; keep what was measured on the way."""
+        for name, value in noted.items():
+            self.state.trace(name, self._gradient_step, float(value))
+        self._gradients, self._gradient_step, self.labels = {}, 0, None
 
     def _defend(self, reply: Content, step: int, epoch: int) -> dict[str, Array]:
         """Return what each passive party gets: the gradient, transformed."""
-        if not self.defender.transforms:
+        if self.defender.idle:
             return dict(reply.arrays)
         labels = None if reply.labels is None else to_tensor(reply.labels)
         defended = self.defender.defend(reply.tensors(), labels, step, epoch)
@@ -162,17 +200,19 @@ class Training:
             name: Content(
                 config={**config, **self._gradient_config()},
                 arrays=gradient_arrays(self._gradients.get(name)),
+                labels=self.labels,
             )
             for name in self.meeting.passive
         }
-        self.courier.ask(verb, contents, self.state.step)
-        self._gradients, self._gradient_step = {}, 0
+        self._delivered(noted(self.courier.ask(verb, contents, self.state.step)))
 
-    def _close_epoch(self, epoch: int, bar: TrainingProgress) -> None:
+    def _close_epoch(
+        self, epoch: int, bar: TrainingProgress, steps: int, last: bool
+    ) -> None:
         state = self.state
-        state.close_epoch(epoch, self.steps)
+        state.close_epoch(epoch, steps)
         every = self.strategy.evaluate_every
-        last = epoch == self.epochs
+        last = last or epoch == self.epochs
         if not every or (epoch % every and not last):
             return
         held_out = [s for s in ("valid", "test") if self.meeting.sizes[s]]
@@ -211,7 +251,8 @@ class Training:
                 self._checkpoint("best")
         else:
             state.stale += 1
-            state.stopped = state.stale >= stopping.patience
+            if state.stale >= stopping.patience:
+                state.stopped, state.reason = True, f"{name} no longer improved"
 
     def evaluate(self, split: str, epoch: int) -> dict[str, float]:
         """Return the metrics of a split.
@@ -266,8 +307,8 @@ class Training:
             self.courier.grid,
         )
         replies = self.courier.deliver(list(messages), self.state.step)
-        self._gradients, self._gradient_step = {}, 0
         contents = self.courier.collect(replies, self.state.step)
+        self._delivered(noted(contents))
         return embeddings(contents, self.state.step)
 
     def _checkpoint(self, tag: str) -> None:
@@ -279,11 +320,7 @@ class Training:
             "run": asdict(self.state),
             "defender": self.defender.state_dict(),
         }
-        self._kept[tag] = copy.deepcopy(kept)
-        for old in outdated(list(self._kept), tag):
-            del self._kept[old]
-        if self._store is not None:
-            self._store.save(tag, kept)
+        self._keeper.save(tag, kept)
 
     def restore(self, tag: str) -> None:
         """Bring every party, and this run, back to a checkpoint.
@@ -298,18 +335,16 @@ class Training:
         steps = {name: reply.number("step") for name, reply in replies.items()}
         if len(set(steps.values())) != 1:
             raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
-        self._gradients, self._gradient_step = {}, 0
+        self._delivered({})
         step = next(iter(steps.values()))
-        kept = self._kept.get(tag)
-        if kept is None and self._store is not None and tag in self._store.tags():
-            kept = self._store.load(tag)
+        kept = self._keeper.load(tag)
         if kept is None:
             log(WARNING, "the strategy has no part of '%s': its history is lost", tag)
             defender = self.defender.state_dict()
             kept = {"run": asdict(RunState(step=step)), "defender": defender}
-        self._kept[tag] = kept
-        self.defender.load_state_dict(copy.deepcopy(kept["defender"]))
-        self.state = RunState(**copy.deepcopy(kept["run"]))
+            self._keeper.kept[tag] = copy.deepcopy(kept)
+        self.defender.load_state_dict(kept["defender"])
+        self.state = RunState(**kept["run"])
 
     def resume(self) -> None:
         """Go back to the newest step that every party has a checkpoint of."""
@@ -337,7 +372,7 @@ class Training:
         log(WARNING, "%s", error)
         self.meeting = self.strategy.meet(self.courier)
         try:
-            self._go_back(self.meeting.common_checkpoints() & set(self._kept))
+            self._go_back(self.meeting.common_checkpoints() & set(self._keeper.kept))
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 
@@ -356,10 +391,3 @@ class Training:
             self._checkpoint("final")
         elif self._gradient_step:
             self._tell_passive(Verb.BACKWARD)
-
-    def _advice(self) -> str:
-        steps = [step for tag in self._kept if (step := tagged_step(tag)) is not None]
-        if not steps:
-            return "No checkpoint was kept; set checkpoint_every to be able to resume."
-        newest = max(steps)
-        return f"The newest checkpoint is of step {newest}: start with resume=True."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from flower_vfl.aggregation import AGGREGATIONS
 from flower_vfl.arrays import to_tensor
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.party import Terms
 from flower_vfl.protocol import (
     Content,
     Value,
@@ -27,14 +25,14 @@ from flower_vfl.protocol import (
     array_record,
     gradient_arrays,
 )
+from flower_vfl.terms import Terms
 from flower_vfl.transform import GradientTransform
+from flower_vfl.watch import Leakage
 
-from .compose import Compose
-from .courier import Courier, embeddings
-from .defenses import defense_spec
+from .courier import Courier, embeddings, noted
 from .meeting import Meeting, hold_meeting
 from .run_state import VerticalResult
-from .settings import rates_by_party, transform_list
+from .settings import defense_terms, rates_by_party, transform_list
 from .stopping import EarlyStopping
 from .training import Training
 
@@ -77,6 +75,9 @@ class VerticalStrategy(Strategy):
         What their noise is drawn from. None draws a secret for every run. A number
         makes runs repeatable, for simulations: a party that knows it can subtract the
         noise. A label party that does not trust the server does not take it.
+    leakage : Leakage | None (default: None)
+        Attacks on every gradient that leaves, measured where the defense runs, or at
+        the label party where there is none; and a limit on what they may find.
     checkpoint_every : int (default: 0)
         Steps between checkpoints at every party; 0 for none.
     keep_final : bool (default: False)
@@ -109,6 +110,7 @@ class VerticalStrategy(Strategy):
         transforms: Sequence[GradientTransform] | GradientTransform | str = (),
         placement: Placement = "strategy",
         noise_seed: int | None = None,
+        leakage: Leakage | None = None,
         checkpoint_every: int = 0,
         keep_final: bool = False,
         state_dir: str | Path | None = None,
@@ -146,6 +148,7 @@ class VerticalStrategy(Strategy):
             raise ConfigError(f"noise_seed must not be negative, got {noise_seed}")
         self.placement: Placement = placement
         self.noise_seed = noise_seed
+        self.leakage = leakage
         self.checkpoint_every = checkpoint_every
         self.keep_final = keep_final
         self.state_dir = state_dir
@@ -278,16 +281,9 @@ class VerticalStrategy(Strategy):
             test_fraction=self.test_fraction,
             valid_fraction=self.valid_fraction,
             aggregation=self.aggregation or "",
+            leakage="" if self.leakage is None else self.leakage.to_text(),
+            **defense_terms(self.transforms, self.placement, self.noise_seed),
         )
-        if self.transforms:
-            terms = replace(terms, defended=self.placement)
-        if terms.defended == "label":
-            given = self.noise_seed
-            terms = replace(
-                terms,
-                defense=defense_spec(Compose(self.transforms)),
-                noise_seed="" if given is None else f"{given:x}",
-            )
         return hold_meeting(courier, terms, self.rates, self.threads)
 
     def predict(self, split: str = "test") -> NDArray[Any]:
@@ -327,7 +323,7 @@ class VerticalStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the embeddings of one step by party name.
+        """Return the embeddings of one step by party name, and what was measured.
 
         Parameters
         ----------
@@ -339,7 +335,8 @@ class VerticalStrategy(Strategy):
         training = self._running()
         contents = training.courier.collect(replies, training.state.step + 1)
         found = embeddings(contents, training.state.step + 1)
-        return array_record(found), None
+        measured = MetricRecord(dict(noted(contents)))
+        return array_record(found), measured if measured else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -385,7 +382,11 @@ class VerticalStrategy(Strategy):
         return training.courier.messages(
             verb,
             {
-                name: Content(dict(settings), gradient_arrays(gradients.get(name)))
+                name: Content(
+                    dict(settings),
+                    gradient_arrays(gradients.get(name)),
+                    labels=training.labels,
+                )
                 for name in training.meeting.passive
             },
         )

@@ -38,7 +38,6 @@ from flower_vfl import (
 )
 from flower_vfl.arrays import to_array, to_tensor
 from flower_vfl.client_app import vertical_client_app
-from flower_vfl.party import Description, Terms
 from flower_vfl.protocol import (
     Content,
     Verb,
@@ -54,6 +53,7 @@ from flower_vfl.protocol import (
     unpack_terms,
 )
 from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.terms import Description, Terms
 
 DTYPES = [
     torch.float16,

@@ -27,10 +27,10 @@ from vertical_cases import (
 
 from flower_vfl import InProcessGrid, PartyError, vertical_client_app
 from flower_vfl.checkpoints import from_bytes, to_bytes
-from flower_vfl.party import Terms
 from flower_vfl.passive import PassiveParty
 from flower_vfl.protocol import Verb, read
 from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.terms import Terms
 
 PARTIES, EPOCHS = 3, 3
 

@@ -1,0 +1,48 @@
+"""Attacks that infer labels, and how much they find."""
+
+from .leak import (
+    adaptive_calibration_error,
+    assign_positives,
+    attack_accuracy,
+    f1_score,
+    leak_auc,
+    pearson_rho,
+    roc_auc,
+    summarise,
+    top_k_accuracy,
+)
+from .meter import LeakageMeter, random_baseline
+from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
+from .scores import (
+    cosine_attack,
+    direct_attack,
+    mean_attack,
+    median_attack,
+    norm_attack,
+    spectral_attack,
+)
+from .stale import StaleGradients
+
+__all__ = [
+    "DEFAULT_ATTACKS",
+    "SCORE_ATTACKS",
+    "LeakageMeter",
+    "ScoreAttack",
+    "StaleGradients",
+    "adaptive_calibration_error",
+    "assign_positives",
+    "attack_accuracy",
+    "cosine_attack",
+    "direct_attack",
+    "f1_score",
+    "leak_auc",
+    "mean_attack",
+    "median_attack",
+    "norm_attack",
+    "pearson_rho",
+    "random_baseline",
+    "roc_auc",
+    "spectral_attack",
+    "summarise",
+    "top_k_accuracy",
+]

@@ -1,0 +1,383 @@
+"""The score attacks by name, in the form in which the leakage meter runs them.
+
+Many attacks on many parties share their work: norms and class means are computed once
+per party, all products of the rows with known vectors are one matrix product, and the
+scores of all of them are ranked at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..objectives import Task
+from ..spec import build_from_spec
+from .centers import group_means, group_medians
+from .evidence import Evidence, Panel
+from .scores import (
+    cosines_from,
+    distances_to_scores,
+    hard_choice,
+    merge_ties,
+    top_direction,
+)
+
+CLASSES: tuple[Task, ...] = ("binary", "multiclass")
+ALL_TASKS: tuple[Task, ...] = (*CLASSES, "regression")
+
+
+class ScoreAttack(ABC):
+    """A score attack; its formula is the function of the same name in ``scores``."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ALL_TASKS
+    # The rows it knows already get scores that are out of reach, and do not count.
+    knows_rows: ClassVar[bool] = False
+
+    def directions(self, seen: Panel) -> list[Tensor] | None:
+        """Return the vectors of each party, k×d, whose products with its rows it needs.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each of P parties sees it.
+        """
+        return None
+
+    def unsettled(
+        self, party: Evidence, lengths: Sequence[float], mean_square: float
+    ) -> bool:
+        """Change what does not work; say whether to ask for directions once more.
+
+        Parameters
+        ----------
+        party : Evidence
+            One party's batch.
+        lengths : Sequence[float]
+            Norms of its directions.
+        mean_square : float
+            Mean of the squared norms of the rows.
+        """
+        return False
+
+    def alike(self, other: ScoreAttack) -> bool:
+        """Return whether one call can score both.
+
+        Parameters
+        ----------
+        other : ScoreAttack
+            Another attack.
+        """
+        return False
+
+    @abstractmethod
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return scores of all parties' rows.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each of P parties sees it.
+        lengths : Tensor
+            Norms of the directions of A attacks that are alike, P×A×k.
+        products : Tensor
+            These directions times the rows, P×A×k×B.
+
+        Returns
+        -------
+        Tensor
+            P×A×1×B, or P×A×C×B with one row for each class of the batch. For a
+            regression P×A×c×B with any number of scores.
+        """
+
+
+class NormAttack(ScoreAttack):
+    """The length of the row."""
+
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return the norms.
+
+        Parameters
+        ----------
+        seen, lengths, products
+            As for :class:`ScoreAttack`.
+        """
+        return seen.norms.unsqueeze(2)
+
+
+class CosineAttack(ScoreAttack):
+    """The cosine with one known row of class 1, or with one known row of each class."""
+
+    tasks = CLASSES
+    knows_rows = True
+
+    def directions(self, seen: Panel) -> list[Tensor]:
+        """Return the known rows.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each party sees it.
+        """
+        return [p.clean.index_select(0, p.known_rows) for p in seen.parties]
+
+    def unsettled(
+        self, party: Evidence, lengths: Sequence[float], mean_square: float
+    ) -> bool:
+        """Look for other rows if a known one is zero.
+
+        Parameters
+        ----------
+        party, lengths, mean_square
+            As for :class:`ScoreAttack`.
+        """
+        return min(lengths) == 0.0 and party.know_other_rows()
+
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return the cosines; 2 for a known row of the class, −2 for one of another.
+
+        Parameters
+        ----------
+        seen, lengths, products
+            As for :class:`ScoreAttack`.
+        """
+        cosines = cosines_from(seen.norms, products, lengths)
+        known = torch.stack([p.known_rows for p in seen.parties])[:, None, :, None]
+        count = known.shape[2]
+        if count > 1:
+            cosines.scatter_(3, known.mT.expand(-1, -1, count, -1), -2.0)
+        return cosines.scatter_(3, known, 2.0)
+
+
+class MeanAttack(ScoreAttack):
+    """How much nearer a row is to the mean of its class than to the others.
+
+    Parameters
+    ----------
+    hard : bool (default: False)
+        Score 1 for the nearest class and 0 for the others, as the papers do.
+    held_out : bool (default: False)
+        Score each half of the batch with the means of the other half. Otherwise the
+        means contain the rows that are scored, and where gradients are wide and batches
+        small the attack finds a leak even in noise.
+    """
+
+    tasks = CLASSES
+
+    def __init__(self, hard: bool = False, held_out: bool = False) -> None:
+        self.hard = hard
+        self.held_out = held_out
+
+    def directions(self, seen: Panel) -> list[Tensor]:
+        """Return the mean of each class, or of two halves of each class.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each party sees it.
+        """
+        if not self.held_out:
+            return [party.means for party in seen.parties]
+        return [group_means(p.rows, seen.labels.half_weights) for p in seen.parties]
+
+    def unsettled(
+        self, party: Evidence, lengths: Sequence[float], mean_square: float
+    ) -> bool:
+        """Ask for more digits if the rows are close together and far from zero.
+
+        Parameters
+        ----------
+        party, lengths, mean_square
+            As for :class:`ScoreAttack`.
+        """
+        return min(lengths) ** 2 > 0.9 * mean_square and party.widen_if_clustered()
+
+    def alike(self, other: ScoreAttack) -> bool:
+        """Return whether the other one also compares distances, in the same way.
+
+        Parameters
+        ----------
+        other : ScoreAttack
+            Another attack.
+        """
+        return (
+            isinstance(other, MeanAttack)
+            and self.hard == other.hard
+            and self.held_out == other.held_out
+        )
+
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return differences of distances.
+
+        Parameters
+        ----------
+        seen, lengths, products
+            As for :class:`ScoreAttack`.
+        """
+        squares, norms = lengths.square(), seen.squares
+        if not self.held_out:
+            scores = distances_to_scores(norms, products, squares)
+        else:
+            size = len(seen.labels.classes)
+            first, second = (
+                distances_to_scores(norms, products[:, :, half], squares[:, :, half])
+                for half in (slice(size), slice(size, None))
+            )
+            scores = torch.where(seen.labels.in_first_half, second, first)
+        return _one_hot(scores) if self.hard else merge_ties(scores)
+
+
+class MedianAttack(MeanAttack):
+    """As the mean attack, with the median of every coordinate.
+
+    Parameters
+    ----------
+    hard, held_out
+        As for :class:`MeanAttack`.
+    sample : int | None (default: None)
+        Take the medians of at most that many rows of each class, evenly spaced. Medians
+        are what costs most in a leakage meter. None takes all rows.
+    """
+
+    def __init__(
+        self, hard: bool = False, held_out: bool = False, sample: int | None = None
+    ) -> None:
+        super().__init__(hard, held_out)
+        if sample is not None and sample < 1:
+            raise ConfigError(f"sample must be a number from 1 or none, got {sample}")
+        self.sample = sample
+
+    def directions(self, seen: Panel) -> list[Tensor]:
+        """Return the medians of each class, or of two halves of each class.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each party sees it.
+        """
+        groups = seen.labels.halves if self.held_out else seen.labels.groups
+        rows = [party.rows for party in seen.parties]
+        medians = group_medians(rows, groups, self.sample)
+        return list(torch.split(medians, [part.shape[1] for part in rows], dim=1))
+
+
+def _one_hot(scores: Tensor) -> Tensor:
+    """Turn scores, (..., C, B), into 1 for the chosen class and 0 for the others."""
+    chosen = hard_choice(scores).unsqueeze(-2)
+    if scores.shape[-2] == 1:
+        return chosen.to(scores.dtype)
+    return torch.zeros_like(scores).scatter_(-2, chosen, 1.0)
+
+
+class SpectralAttack(ScoreAttack):
+    """How far a row is from the mean along the direction of most variance.
+
+    For a regression it is the signed distance, the first principal component.
+    """
+
+    def directions(self, seen: Panel) -> list[Tensor]:
+        """Return the direction.
+
+        Parameters
+        ----------
+        seen : Panel
+            The batch as each party sees it.
+        """
+        return [top_direction(party.rows).unsqueeze(0) for party in seen.parties]
+
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return the distances.
+
+        Parameters
+        ----------
+        seen, lengths, products
+            As for :class:`ScoreAttack`.
+        """
+        signed = products - products.mean(dim=-1, keepdim=True)
+        return signed if seen.labels.task == "regression" else signed.abs()
+
+
+class DirectAttack(ScoreAttack):
+    """The labels as the gradient of summed logits, p − y, shows them.
+
+    For a regression every column of the gradient is a score.
+
+    Parameters
+    ----------
+    hard : bool (default: True)
+        Score 1 for the class whose entry is negative and 0 for the others; False
+        scores −g.
+    """
+
+    def __init__(self, hard: bool = True) -> None:
+        self.hard = hard
+
+    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+        """Return the negative gradient, or the choice that it amounts to.
+
+        Parameters
+        ----------
+        seen, lengths, products
+            As for :class:`ScoreAttack`.
+        """
+        read = [self._read(party) for party in seen.parties]
+        if len({len(scores) for scores in read}) > 1:
+            raise ConfigError("the direct attack needs gradients of one width")
+        return torch.stack(read).unsqueeze(1)
+
+    def _read(self, seen: Evidence) -> Tensor:
+        width, classes = seen.rows.shape[1], seen.labels.classes
+        if seen.labels.task == "regression":
+            return seen.rows.T
+        scores = -seen.rows.T
+        if seen.labels.task == "binary" and width == 1:
+            return (scores > 0).to(scores.dtype) if self.hard else scores
+        if width <= max(classes) or (seen.labels.task == "binary" and width > 2):
+            wanted = "1 or 2" if seen.labels.task == "binary" else "one per class"
+            raise ConfigError(
+                "the direct attack reads the gradient of summed logits, with columns "
+                f"{wanted}; this one has {width}"
+            )
+        scores = _one_hot(scores) if self.hard else scores
+        if seen.labels.task == "multiclass":
+            return scores[list(classes)]
+        return scores[1:2] if self.hard else scores[1:2] - scores[0:1]
+
+
+SCORE_ATTACKS: dict[str, Callable[..., ScoreAttack]] = {
+    "norm": NormAttack,
+    "cosine": CosineAttack,
+    "mean": MeanAttack,
+    "median": MedianAttack,
+    "spectral": SpectralAttack,
+    "direct": DirectAttack,
+}
+DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
+    "binary": ("norm", "cosine", "mean", "median"),
+    "multiclass": ("norm", "cosine", "mean", "median"),
+    "regression": ("norm", "direct", "spectral"),
+}
+
+
+def build_for(spec: str, task: Task) -> ScoreAttack:
+    """Build an attack, and refuse one that means nothing for a task.
+
+    Parameters
+    ----------
+    spec : str
+        A name of :data:`SCORE_ATTACKS` and perhaps parameters, e.g.
+        ``"mean:hard=true"``.
+    task : {"binary", "multiclass", "regression"}
+        What the labels are.
+    """
+    attack = build_from_spec("score attack", spec, SCORE_ATTACKS)
+    if task not in attack.tasks:
+        raise ConfigError(
+            f"the score attack '{spec}' needs classes, the task is {task}; choose from "
+            f"{', '.join(DEFAULT_ATTACKS[task])}"
+        )
+    return attack

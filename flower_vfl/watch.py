@@ -1,0 +1,220 @@
+"""Leakage as a training metric: attacks on every gradient that leaves, and a limit."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from logging import WARNING
+from typing import Any, Literal, get_args
+
+from flwr.supercore import log
+from torch import Tensor
+
+from .attacks.meter import LeakageMeter
+from .errors import ConfigError, unknown_name
+from .objectives import Task
+
+LeakAction = Literal["warn", "stop", "raise"]
+ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
+LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What is measured about the gradients that leave, and what must not be exceeded.
+
+    Parameters
+    ----------
+    attacks : tuple[str, ...] (default: ())
+        Score attacks by name, perhaps with parameters: ``"norm"``,
+        ``"mean:hard=true"``; none takes those that fit the task.
+    limit : float | None (default: None)
+        What no attack's leak AUC (flipped; |rho| for a regression) may exceed for any
+        party, as an average over `window` steps.
+    action : Literal["warn", "stop", "raise"] (default: "warn")
+        What happens then: a warning in the log; the end of the run, with a checkpoint;
+        or a defense that is stronger by `factor` from the next step on.
+    window : int (default: 20)
+        Steps to average over; a single batch says little.
+    factor : float (default: 2.0)
+        By how much a defense is made stronger.
+    coalitions : tuple[str, ...] (default: ())
+        Parties that pool what they see, ``"passive-1+passive-2"``; ``"all"`` for all.
+    baseline : bool (default: False)
+        Whether the same attacks also run on random gradients, for comparison.
+    layers : bool (default: False)
+        Whether every layer of the bottom models is measured too, which shows the
+        passive parties the labels: for simulations.
+    """
+
+    attacks: tuple[str, ...] = ()
+    limit: float | None = None
+    action: LeakAction = "warn"
+    window: int = 20
+    factor: float = 2.0
+    coalitions: tuple[str, ...] = ()
+    baseline: bool = False
+    layers: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.action not in ACTIONS:
+            raise unknown_name("action", self.action, ACTIONS)
+        if self.limit is not None and not 0.0 < self.limit <= 1.0:
+            raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
+        if self.window < 1 or not self.factor > 1.0:
+            raise ConfigError(
+                f"a window is at least 1 and a factor more than 1, got {self.window} "
+                f"and {self.factor}"
+            )
+
+    def to_text(self) -> str:
+        """Return the settings as text, for a message."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Leakage:
+        """Return the settings that a text holds.
+
+        Parameters
+        ----------
+        text : str
+            As :meth:`to_text` returned it.
+        """
+        values: dict[str, Any] = json.loads(text)
+        for name in ("attacks", "coalitions"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+class LeakWatch:
+    """Measures every batch of gradients that leaves.
+
+    Parameters
+    ----------
+    settings : Leakage
+        What is measured.
+    task : {"binary", "multiclass", "regression"}
+        What the labels are.
+    """
+
+    def __init__(self, settings: Leakage, task: Task) -> None:
+        self.settings = settings
+        self.meter = LeakageMeter(
+            settings.attacks or None, task, settings.baseline, keep=False
+        )
+        self._recent: dict[str, deque[float]] = {}
+
+    def measure(
+        self,
+        gradients: Mapping[str, Tensor],
+        clean: Mapping[str, Tensor],
+        labels: Tensor,
+        step: int,
+    ) -> dict[str, float]:
+        """Return the leak AUC of every attack on what each party gets.
+
+        Parameters
+        ----------
+        gradients : Mapping[str, Tensor]
+            What leaves, by party.
+        clean : Mapping[str, Tensor]
+            The same before the defense.
+        labels : Tensor
+            Labels of the batch.
+        step : int
+            The training step.
+
+        Returns
+        -------
+        dict[str, float]
+            ``leak_norm/passive-1`` and so on, raw and flipped; and
+            ``leak_limit/party``, the average that exceeds the limit, where one does.
+        """
+        found = self.meter.measure_all(gradients, labels, step, clean)
+        for members in self._coalitions(gradients):
+            pooled = {name: gradients[name] for name in members}
+            before = {name: clean[name] for name in members}
+            found["+".join(members)] = self.meter.measure_coalition(
+                pooled, labels, step, before
+            )
+        metrics = {}
+        for party, values in found.items():
+            for attack, (raw, flipped) in values.items():
+                metrics[f"{LEAK}_{attack}/{party}"] = raw
+                metrics[f"{FLIPPED}_{attack}/{party}"] = flipped
+        if self.settings.limit is not None:
+            metrics |= self._exceeded(metrics, step)
+        return metrics
+
+    def measure_layers(
+        self, gradients: Mapping[str, Tensor], labels: Tensor, step: int
+    ) -> dict[str, float]:
+        """Return the leak AUC of every attack on every layer of one party's model.
+
+        Parameters
+        ----------
+        gradients : Mapping[str, Tensor]
+            Gradient of the output of each layer.
+        labels : Tensor
+            Labels of the batch.
+        step : int
+            The training step.
+        """
+        return {
+            f"{kind}_{attack}@{layer}": value
+            for layer, gradient in gradients.items()
+            for attack, pair in self.meter.pairs({layer: gradient}, labels, step)[
+                layer
+            ].items()
+            for kind, value in zip((LEAK, FLIPPED), pair, strict=True)
+        }
+
+    def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:
+        coalitions = []
+        for text in self.settings.coalitions:
+            members = list(gradients) if text == "all" else text.split("+")
+            if len(present := [m for m in members if m in gradients]) > 1:
+                coalitions.append(present)
+        return coalitions
+
+    def _exceeded(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
+        worst: dict[str, float] = {}
+        settings = self.settings
+        assert settings.limit is not None  # the caller looked
+        for name, value in metrics.items():
+            kind, _, party = name.partition("/")
+            if not kind.startswith(FLIPPED) or party.endswith("/random"):
+                continue
+            recent = self._recent.setdefault(name, deque(maxlen=settings.window))
+            recent.append(value)
+            average = sum(recent) / len(recent)
+            if len(recent) == settings.window and average > settings.limit:
+                attack = kind.removeprefix(f"{FLIPPED}_")
+                log(
+                    WARNING,
+                    "step %d: the %s attack on the gradients of '%s' has a leak AUC of "
+                    "%.3f over %d steps; the limit is %.3f",
+                    *(step, attack, party, average, settings.window, settings.limit),
+                )
+                recent.clear()  # say it once per window
+                key = f"{LIMIT}/{party}"
+                worst[key] = max(average, worst.get(key, 0.0))
+        return worst
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that the limit looks at."""
+        return {name: list(values) for name, values in self._recent.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        window = self.settings.window
+        self._recent = {name: deque(v, maxlen=window) for name, v in state.items()}
