@@ -5,7 +5,8 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown_name
 
@@ -115,9 +116,7 @@ def typed_arguments(
     """
     settable = {
         parameter.name: parameter
-        for parameter in list(
-            inspect.signature(factory, eval_str=True).parameters.values()
-        )[given:]
+        for parameter in _parameters(factory)[given:]
         if parameter.kind
         in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         and _describe(_wanted(parameter)) is not None
@@ -145,6 +144,18 @@ def typed_arguments(
     if missing:
         raise ConfigError(f"{what} needs a value for {', '.join(missing)}; {known}")
     return arguments
+
+
+def _parameters(factory: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters of a callable, with types for annotations."""
+    if isinstance(factory, type) and is_dataclass(factory):
+        # A field's annotation belongs to the module of the class that has it.
+        types_by_name = get_type_hints(factory)
+        return [
+            parameter.replace(annotation=types_by_name[parameter.name])
+            for parameter in inspect.signature(factory).parameters.values()
+        ]
+    return list(inspect.signature(factory, eval_str=True).parameters.values())
 
 
 def _wanted(parameter: inspect.Parameter) -> Any:
@@ -179,7 +190,7 @@ def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
         What built it; parameters that equal their default are left out.
     """
     parameters = []
-    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
+    for parameter in _parameters(factory):
         value = getattr(built, parameter.name)
         if value != parameter.default:
             parameters.append(f"{parameter.name}={_write(value)}")

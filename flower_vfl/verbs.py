@@ -63,9 +63,11 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
     if "gradient-step" not in content.config:
         return Content()
     step, gradient = content.number("gradient-step"), content.gradient()
-    probed = content.labels is not None
-    layers = _passive(session).backward(step, gradient, probed)
-    if content.labels is None or not layers:
+    if content.labels is None:
+        _passive(session).backward(step, gradient)
+        return Content()
+    layers = _passive(session).backward(step, gradient, probed=True)
+    if not layers:
         return Content()
     settings, task = Leakage.from_text(content.text("probe")), content.text("task")
     watch = LeakWatch(replace(settings, coalitions=()), cast(Task, task))
@@ -76,12 +78,9 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
 def _forward(session: Session, content: Content, context: Context) -> Content:
     reply = _backward(session, content, context)
     party = _passive(session)
-    embedding = party.forward(
-        content.number("step"),
-        content.number("epoch"),
-        content.number("index"),
-        probed="probe" in content.config,
-    )
+    at = content.number("step"), content.number("epoch"), content.number("index")
+    probed = "probe" in content.config
+    embedding = party.forward(*at, probed=True) if probed else party.forward(*at)
     return replace(reply, arrays=pack({party.name: embedding}))
 
 

@@ -31,8 +31,8 @@ class Leakage:
         Score attacks by name, perhaps with parameters: ``"norm"``,
         ``"mean:hard=true"``; none takes those that fit the task.
     limit : float | None (default: None)
-        What no attack's leak AUC (flipped; |rho| for a regression) may exceed for any
-        party, as an average over `window` steps.
+        What no attack's leak AUC a may exceed for any party, as an average over
+        `window` steps, nor 1 − a; |rho| for a regression.
     action : Literal["warn", "stop", "raise"] (default: "warn")
         What happens then: a warning in the log; the end of the run, with a checkpoint;
         or a defense that is stronger by `factor` from the next step on.
@@ -133,13 +133,10 @@ class LeakWatch:
             ``leak_norm/passive-1`` and so on, raw and flipped; and
             ``leak_limit/party``, the average that exceeds the limit, where one does.
         """
-        found = self.meter.measure_all(gradients, labels, step, clean)
-        for members in self._coalitions(gradients):
-            pooled = {name: gradients[name] for name in members}
-            before = {name: clean[name] for name in members}
-            found["+".join(members)] = self.meter.measure_coalition(
-                pooled, labels, step, before
-            )
+        if not gradients:
+            return {}
+        together = self._coalitions(gradients)
+        found = self.meter.pairs(gradients, labels, step, clean, coalitions=together)
         metrics = {}
         for party, values in found.items():
             for attack, (raw, flipped) in values.items():
@@ -181,28 +178,32 @@ class LeakWatch:
         return coalitions
 
     def _exceeded(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
-        worst: dict[str, float] = {}
-        settings = self.settings
+        """Return the worst average of each party that exceeds the limit."""
+        worst: dict[str, tuple[float, str]] = {}
+        settings, regression = self.settings, self.meter.task == "regression"
         assert settings.limit is not None  # the caller looked
         for name, value in metrics.items():
             kind, _, party = name.partition("/")
-            if not kind.startswith(FLIPPED) or party.endswith("/random"):
+            if kind.startswith(FLIPPED) or party.endswith("/random"):
                 continue
             recent = self._recent.setdefault(name, deque(maxlen=settings.window))
             recent.append(value)
+            # Flipped after the average: chance alone would add up otherwise.
             average = sum(recent) / len(recent)
+            average = abs(average) if regression else max(average, 1.0 - average)
             if len(recent) == settings.window and average > settings.limit:
-                attack = kind.removeprefix(f"{FLIPPED}_")
-                log(
-                    WARNING,
-                    "step %d: the %s attack on the gradients of '%s' has a leak AUC of "
-                    "%.3f over %d steps; the limit is %.3f",
-                    *(step, attack, party, average, settings.window, settings.limit),
-                )
-                recent.clear()  # say it once per window
-                key = f"{LIMIT}/{party}"
-                worst[key] = max(average, worst.get(key, 0.0))
-        return worst
+                attack = kind.removeprefix(f"{LEAK}_")
+                worst[party] = max((average, attack), worst.get(party, (0.0, "")))
+        for party, (average, attack) in worst.items():
+            log(
+                WARNING,
+                "step %d: the %s attack on the gradients of '%s' has a leak AUC of "
+                "%.3f over %d steps; the limit is %.3f",
+                *(step, attack, party, average, settings.window, settings.limit),
+            )
+        if worst:
+            self._recent.clear()  # said once per window; what follows is measured anew
+        return {f"{LIMIT}/{party}": average for party, (average, _) in worst.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that the limit looks at."""

@@ -22,8 +22,9 @@ from flower_vfl.strategies import (
     VerticalStrategy,
 )
 
+from .attacking import leakage_of
 from .config import RunConfig, parse_rates
-from .parties import label_at, passive_at
+from .nodes import label_at, passive_at
 from .results import result_document, save_result
 
 client_app = resident(vertical_client_app(passive=passive_at, label=label_at))
@@ -53,6 +54,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         transforms=config.defense,
         placement=cast(Placement, config.defense_at),
         noise_seed=_noise_seed(config),
+        leakage=leakage_of(config),
         checkpoint_every=config.checkpoint_every,
         keep_final=bool(config.out),
         state_dir=config.state_dir or None,

@@ -66,6 +66,24 @@ class RunConfig:
     reproducible_noise : bool (default: False)
         Whether a defense draws its noise from ``seed``. For simulations: whoever knows
         the seed can subtract the noise, and every party knows it.
+    attack : str (default: "")
+        Attacks by name, separated by commas: scores on every gradient that leaves, as
+        in ``"norm,cosine,mean:hard=true"``, and model completion at the end, as in
+        ``"passive:labels=40"``.
+    leak_limit : float (default: 0.0)
+        What the leak AUC of no score attack may exceed; 0 is no limit.
+    leak_action : str (default: "warn")
+        What happens then: ``"warn"``, ``"stop"`` or ``"raise"``.
+    leak_window : int (default: 20)
+        Steps over which leak AUC is averaged for the limit.
+    coalitions : str (default: "")
+        Parties that attack together, ``"passive-1+passive-2"``, several separated by
+        commas; ``"all"`` for all.
+    leak_baseline : bool (default: False)
+        Whether score attacks also run on random gradients.
+    leak_layers : bool (default: False)
+        Whether leak AUC is measured at every layer of the bottom models; in
+        simulations only.
     epochs : int (default: 20)
         Number of epochs.
     batch_size : int (default: 256)
@@ -134,6 +152,13 @@ class RunConfig:
     defense: str = ""
     defense_at: str = "strategy"
     reproducible_noise: bool = False
+    attack: str = ""
+    leak_limit: float = 0.0
+    leak_action: str = "warn"
+    leak_window: int = 20
+    coalitions: str = ""
+    leak_baseline: bool = False
+    leak_layers: bool = False
     epochs: int = 20
     batch_size: int = 256
     seed: int = 0

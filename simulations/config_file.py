@@ -9,13 +9,14 @@ from typing import Any
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import build_defense, defense_spec
 
+from .attacking import split_attacks
 from .config import RunConfig
 
 _OPTIONS = {"bottom": "model"}  # a setting whose option has another name
-_LISTS = ("passive",)  # a text with commas in a run config, an option given repeatedly
-_NO_OPTION = ("state-dir", "reproducible-noise", "transport", "timeout", "address")
-_NO_OPTION += ("advertise", "certificate", "private-key", "root-certificate")
-_NO_OPTION += ("insecure", "wire-dtype", "silence")
+_LISTS = ("passive", "attack")  # a text with commas, an option given repeatedly
+_NO_OPTION = {"state-dir", "reproducible-noise", "transport", "timeout", "address"}
+_NO_OPTION |= {"advertise", "certificate", "private-key", "root-certificate"}
+_NO_OPTION |= {"insecure", "wire-dtype", "silence"}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -55,6 +56,6 @@ def defaults_of(path: Path) -> dict[str, Any]:
                 f"'{path}': '{name}' is set by the command itself; it is for flwr run"
             )
         if name in _LISTS:
-            value = [part.strip() for part in value.split(",") if part.strip()]
+            value = split_attacks(value)
         defaults[_OPTIONS.get(name, name.replace("-", "_"))] = value
     return defaults

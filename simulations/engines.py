@@ -15,8 +15,9 @@ from rich.console import Console
 from flower_vfl.grid import InProcessGrid
 
 from .app import client_app, train
+from .attacking import complete_models, completions_of, leakage_of
 from .config import RunConfig
-from .results import load_result
+from .results import PARTIES_FOLDER, load_result, save_result
 
 
 def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
@@ -89,3 +90,37 @@ ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
     "ray": run_on_flower,
     "flower": run_on_flower,
 }
+
+
+def run_and_attack(
+    config: RunConfig, engine: str, verbose: bool = False, bar: bool = False
+) -> dict[str, Any]:
+    """Run, then have the trained parties complete their models where that is asked for.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    engine : str
+        Name of the engine.
+    verbose : bool (default: False)
+        Whether Flower's log is shown.
+    bar : bool (default: False)
+        Whether a progress bar may be shown.
+    """
+    leakage_of(config)  # what is wrong with an attack is said before the training
+    completing = bool(completions_of(config))
+    temporary = completing and not config.out
+    with tempfile.TemporaryDirectory() if temporary else nullcontext("") as folder:
+        placed = config
+        if temporary:
+            state_dir = str(Path(folder) / PARTIES_FOLDER)
+            placed = replace(config, out=folder, state_dir=state_dir)
+        document = ENGINES[engine](placed, verbose, bar)
+        if completing:
+            found = complete_models(placed, Path(placed.state_dir))
+            document["completion"] = found
+            if config.out:
+                save_result(document, Path(config.out))
+    document["config"]["out"] = config.out
+    return document

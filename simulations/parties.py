@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
-from flower_vfl.checkpoints import DirectoryStore, open_store
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.label import LabelParty
-from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
+from flower_vfl.objectives import (
+    CrossEntropy,
+    MeanSquaredError,
+    Objective,
+    OptimizerFactory,
+)
 from flower_vfl.passive import PassiveParty
 from flower_vfl.schedule import TEST, TRAIN, split_rows
-from flower_vfl.sessions import node_name, node_role
 from flower_vfl.strategies import build_defense
 
 from .config import RunConfig
@@ -196,7 +198,9 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
     return MeanSquaredError(top, center, scale or 1.0)
 
 
-def make_passive(config: RunConfig, rows: PartyRows) -> PassiveParty:
+def make_passive(
+    config: RunConfig, rows: PartyRows, optimizer: OptimizerFactory | None = None
+) -> PassiveParty:
     """Return a passive party.
 
     Parameters
@@ -205,13 +209,15 @@ def make_passive(config: RunConfig, rows: PartyRows) -> PassiveParty:
         The settings.
     rows : PartyRows
         Its rows.
+    optimizer : OptimizerFactory | None (default: None)
+        Its optimizer; None for that of the settings.
     """
     if rows.data.spec is None:
         raise ConfigError("a passive party needs at least one feature column")
     return PassiveParty(
         rows.data.inputs,
         build_bottom(config.bottom, rows.data.spec, config.width),
-        optimizer=build_optimizer(config.optimizer),
+        optimizer=optimizer or build_optimizer(config.optimizer),
         ids=rows.ids,
         split=rows.codes,
         device=config.device,
@@ -247,65 +253,3 @@ def make_label(
         trust_server=trust_server,
         defenses=build_defense,
     )
-
-
-def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
-    """Return a node's settings and rows, and keep what prediction will need.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context. Its node config may name a ``data`` file of its own.
-    """
-    config = RunConfig.from_run_config(context.run_config)
-    file = context.node_config.get("data")
-    number = context.node_config.get("partition-id")
-    if file is None and number is None:
-        raise ConfigError(
-            "this node has no data; start its SuperNode with --node-config "
-            "'... data=\"/path/of/its/file.csv\"'"
-        )
-    index = 0
-    if node_role(context) == "passive":
-        index = 1 if number is None else max(int(number), 1)
-    rows = load_rows(config, index, None if file is None else str(file))
-    store = open_store(context, node_name(context))
-    if isinstance(store, DirectoryStore) and isinstance(
-        rows.data.fit, TableFit | type(None)
-    ):
-        store.folder.mkdir(parents=True, exist_ok=True)
-        fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
-        known = {
-            "fit": fit,
-            "columns": list(rows.data.columns),
-            "task": rows.task,
-            "classes": list(rows.classes),
-        }
-        (store.folder / FIT_FILE).write_text(json.dumps(known))
-    return config, rows
-
-
-def passive_at(context: Context) -> PassiveParty:
-    """Return the passive party of a node.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
-    """
-    return make_passive(*rows_at(context))
-
-
-def label_at(context: Context) -> LabelParty:
-    """Return the label party of a node.
-
-    A simulated node, which has neither a role nor data of its own, trusts the server;
-    any other only if its node config says ``trust-server = true``.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
-    """
-    simulated = not {"role", "data"} & set(context.node_config)
-    return make_label(*rows_at(context), trust_server=simulated)

@@ -55,6 +55,8 @@ def result_document(
         },
         "epochs": epochs,
         "series": result.series,
+        "leakage": result.leakage(),
+        "stopped": result.stopped,
         "final": {} if last is None else dict(evaluated[last]),
         "seconds": {
             "total": seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_vfl.transform import AUC_BOUND
+
+_SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
 
 
 def show_result(document: dict[str, Any]) -> None:
@@ -25,8 +28,17 @@ def show_result(document: dict[str, Any]) -> None:
     if config["defense"]:
         title += f", {config['defense']} at the {config['defense_at']}"
     console = Console()
-    console.print(_epochs(document, title))
+    console.print(title, highlight=False)
+    console.print(_epochs(document))
+    if document["leakage"]:
+        console.print("leak AUC, mean over all batches (0.5: nothing leaks)")
+        console.print(_leakage(document["leakage"]))
     _show_bounds(console, document)
+    if document.get("completion"):
+        console.print("model completion, beside what the known labels alone give")
+        console.print(_completion(document["completion"]))
+    if document["stopped"]:
+        console.print(f"stopped early: {document['stopped']}", highlight=False)
     console.print(
         f"{seconds['total']:.1f} s on {document['engine']}, "
         f"{seconds['step'] * 1e3:.2f} ms per step",
@@ -36,8 +48,8 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
 
 
-def _epochs(document: dict[str, Any], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
+def _epochs(document: dict[str, Any]) -> Table:
+    table = Table()
     epochs = document["epochs"]
     names = [key for key in document["final"] if not key.endswith("_loss")]
     for name in ("epoch", "loss", *names):
@@ -47,6 +59,52 @@ def _epochs(document: dict[str, Any], title: str) -> Table:
         cells = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
         table.add_row(str(metrics["epoch"]), f"{metrics['loss']:.4f}", *cells)
     return table
+
+
+def _leakage(leakage: dict[str, dict[str, dict[str, float]]]) -> Table:
+    """Return the leak AUC of each attack on each party, averaged over all batches."""
+    table = Table()
+    attacks = list(dict.fromkeys(a for found in leakage.values() for a in found))
+    layers = [attack for attack in attacks if "@" in attack]
+    attacks = [attack for attack in attacks if "@" not in attack]
+    for name in ("party", *attacks):
+        table.add_column(name, justify="left" if name == "party" else "right")
+    for party, found in leakage.items():
+        cells = [_mean(found, attack) for attack in attacks]
+        table.add_row(party.replace("/", " "), *cells)
+        for layer in dict.fromkeys(a.partition("@")[2] for a in layers if a in found):
+            cells = [_mean(found, f"{attack}@{layer}") for attack in attacks]
+            table.add_row(f"  layer {layer}", *cells)
+    return table
+
+
+def _mean(found: dict[str, dict[str, float]], attack: str) -> str:
+    return f"{found[attack]['mean']:.3f}" if attack in found else ""
+
+
+def _completion(found: list[dict[str, Any]]) -> Table:
+    """Return the success of model completion beside what the labels alone give."""
+    table = Table()
+    for name in ("attack", "party", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ("train", "test", "alone: train", "alone: test"):
+        table.add_column(name, justify="right")
+    for attack, party in dict.fromkeys((e["attack"], e["party"]) for e in found):
+        entries = [e for e in found if (e["attack"], e["party"]) == (attack, party)]
+        cells = [_average(entries, key) for key in _SUCCESSES]
+        name = attack.partition(":")[0]
+        table.add_row(name, party, entries[0]["metric"], *cells)
+    return table
+
+
+def _average(entries: list[dict[str, Any]], key: str) -> str:
+    values = [entry[key] for entry in entries if entry[key] is not None]
+    if not values:
+        return ""
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} ± {statistics.stdev(values):.3f}"
 
 
 def _show_bounds(console: Console, document: dict[str, Any]) -> None:

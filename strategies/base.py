@@ -176,16 +176,16 @@ def row_norms(rows: Tensor) -> Tensor:
     rows : Tensor
         B×d.
     """
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     if rows.dtype != torch.float64:
-        norms = torch.linalg.vector_norm(rows, dim=1)
         least, most = torch.aminmax(norms)
-        if float(least) > 1e-15 and float(most) < 1e15:
-            return norms.double()
-        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    largest = (
-        rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    )
-    return torch.linalg.vector_norm(rows / largest, dim=1) * largest.squeeze(1)
+        if not (float(least) > 1e-15 and float(most) < 1e15):
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        return norms.double()
+    tiny = torch.finfo(rows.dtype).tiny
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
+    norms = torch.linalg.vector_norm(rows / largest, dim=1)
+    return norms * largest.squeeze(1)
 
 
 def normal(rows: Tensor, generator: torch.Generator, columns: bool = True) -> Tensor:

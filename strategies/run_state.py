@@ -13,6 +13,9 @@ from typing import Any
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
+from flower_vfl.attacks.leak import summarise
+from flower_vfl.watch import FLIPPED, LEAK, LIMIT
+
 Series = dict[str, list[Any]]  # "steps" and "values", of equal length
 
 
@@ -117,6 +120,27 @@ class VerticalResult(Result):
 
     series: dict[str, Series] = field(default_factory=dict)
     stopped: str = ""
+
+    def leakage(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return what score attacks found, by party and attack.
+
+        Keys are ``mean``, ``last``, ``max`` and ``q95`` over the batches, the same with
+        ``flipped_`` in front, and ``batches``. An attack on a layer of a bottom model
+        is called ``attack@layer``.
+        """
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name, series in self.series.items():
+            metric, _, party = name.partition("/")
+            for kind, mark in ((FLIPPED, "flipped_"), (LEAK, "")):
+                if metric == LIMIT or not metric.startswith(f"{kind}_"):
+                    continue
+                attack = metric.removeprefix(f"{kind}_")
+                numbers = summarise(series["values"])
+                entry = found.setdefault(party, {}).setdefault(attack, {})
+                entry |= {f"{mark}{key}": value for key, value in numbers.items()}
+                entry["batches"] = len(series["values"])
+                break  # the names of flipped series begin like those of raw ones
+        return found
 
     @classmethod
     def of(cls, state: RunState) -> VerticalResult:

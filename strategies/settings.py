@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.terms import Terms
 from flower_vfl.transform import GradientTransform
 
 from .compose import Compose, flat
@@ -42,18 +44,21 @@ def transform_list(
     """
     if isinstance(given, str):
         return flat([build_defense(given)]) if given.strip() else []
-    if isinstance(given, Sequence):
-        return flat(given)
-    return flat([given])
+    return flat([given] if isinstance(given, GradientTransform) else given)
 
 
-def defense_terms(
-    transforms: Sequence[GradientTransform], placement: str, noise_seed: int | None
-) -> dict[str, str]:
-    """Return what the label party must know about defenses, as entries of the terms.
+def with_defense(
+    terms: Terms,
+    transforms: Sequence[GradientTransform],
+    placement: str,
+    noise_seed: int | None,
+) -> Terms:
+    """Return terms that say what the label party must know about defenses.
 
     Parameters
     ----------
+    terms : Terms
+        All other terms.
     transforms : Sequence[GradientTransform]
         The defenses.
     placement : str
@@ -62,11 +67,9 @@ def defense_terms(
         What their noise is drawn from, if it is not secret.
     """
     if not transforms:
-        return {}
+        return terms
     if placement != "label":
-        return {"defended": placement}
-    return {
-        "defended": placement,
-        "defense": defense_spec(Compose(transforms)),
-        "noise_seed": "" if noise_seed is None else f"{noise_seed:x}",
-    }
+        return replace(terms, defended=placement)
+    defense = defense_spec(Compose(transforms))
+    given = "" if noise_seed is None else f"{noise_seed:x}"
+    return replace(terms, defended=placement, defense=defense, noise_seed=given)

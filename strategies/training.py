@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
@@ -22,6 +22,7 @@ from flower_vfl.errors import (
     unknown_name,
 )
 from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.objectives import Task
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
 from flower_vfl.schedule import count_batches
 from flower_vfl.watch import LIMIT, LeakWatch
@@ -83,7 +84,7 @@ class Training:
         strategy, leakage = self.strategy, self.strategy.leakage
         if not strategy.transforms or strategy.placement == "label":
             return Defender()
-        task = self.meeting.label.task
+        task = cast(Task, self.meeting.label.task)
         watch = None if leakage is None else LeakWatch(leakage, task)
         return Defender(strategy.transforms, strategy.noise_seed, watch)
 

@@ -32,7 +32,7 @@ from flower_vfl.watch import Leakage
 from .courier import Courier, embeddings, noted
 from .meeting import Meeting, hold_meeting
 from .run_state import VerticalResult
-from .settings import defense_terms, rates_by_party, transform_list
+from .settings import rates_by_party, transform_list, with_defense
 from .stopping import EarlyStopping
 from .training import Training
 
@@ -282,8 +282,8 @@ class VerticalStrategy(Strategy):
             valid_fraction=self.valid_fraction,
             aggregation=self.aggregation or "",
             leakage="" if self.leakage is None else self.leakage.to_text(),
-            **defense_terms(self.transforms, self.placement, self.noise_seed),
         )
+        terms = with_defense(terms, self.transforms, self.placement, self.noise_seed)
         return hold_meeting(courier, terms, self.rates, self.threads)
 
     def predict(self, split: str = "test") -> NDArray[Any]:

@@ -452,4 +452,4 @@ def test_what_the_strategy_keeps_in_memory_does_not_grow(tmp_path: Path) -> None
     made = strategy(tmp_path, 1)
     with rich_grid(tmp_path) as grid:
         made.start(grid, num_rounds=EPOCHS)
-    assert len(made._running()._kept) <= 4  # two steps, best and final
+    assert len(made._running()._keeper.kept) <= 4  # two steps, best and final

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..objectives import Task
-from .centers import group_means
-from .scores import as_rows, row_norms
+from .centers import group_means, row_numbers
+from .kernels import Array
+from .scores import as_rows, row_norms, within_range
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class BatchLabels:
             return cls(task, values.double(), (), ())
         binary = task == "binary"
         classes = [0, 1] if binary else torch.unique(values).tolist()
-        groups = [(values == c).nonzero()[:, 0] for c in classes]
+        groups = [row_numbers(values == c) for c in classes]
         counted = sum(group.shape[0] for group in groups)
         if counted != values.shape[0] or min(classes, default=0) < 0:
             wanted = "0 or 1" if binary else "class numbers from 0"
@@ -83,14 +85,20 @@ class BatchLabels:
         return self.groups[1:] if self.task == "binary" else self.groups
 
     @cached_property
-    def first_rows(self) -> Tensor:
+    def first_rows(self) -> list[int]:
         """Number of the first row of each of these classes."""
-        return torch.cat([group[:1] for group in self.known_groups])
+        return [int(group[0]) for group in self.known_groups]
 
     @cached_property
     def weights(self) -> Tensor:
         """The same as numbers."""
         return self.one_hot.float()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Number of rows of each class, C×1."""
+        sizes = [[float(group.shape[0])] for group in self.groups]
+        return torch.tensor(sizes, device=self.values.device)
 
     @cached_property
     def halves(self) -> tuple[Tensor, ...]:
@@ -110,9 +118,10 @@ class BatchLabels:
         return weights
 
     @cached_property
-    def in_first_half(self) -> Tensor:
+    def in_first_half(self) -> Array:
         """Which rows are in the first half of their class."""
-        return self.half_weights[: len(self.classes)].any(dim=0)
+        inside: Array = self.half_weights[: len(self.classes)].any(dim=0).cpu().numpy()
+        return inside
 
 
 class Evidence:
@@ -144,21 +153,22 @@ class Evidence:
                 f"the one after it {tuple(gradient.shape)}"
             )
         self.clean = self.rows if clean is None else as_rows(clean)
-        self._known: Tensor | None = None
-        self.norms = row_norms(self.rows)
-        if self.norms.dtype != self.rows.dtype:
-            self._widen()
+        self._known: list[int] | None = None
+        self._measure()
 
-    def _widen(self) -> None:
-        """Go on in double precision."""
-        self.rows = self.rows.double()
-        self.norms = row_norms(self.rows)
-        self.__dict__.pop("means", None)
+    def _measure(self) -> None:
+        """Take the norms; go on in double precision if they need it."""
+        self.norms: Array = torch.linalg.vector_norm(self.rows, dim=1).cpu().numpy()
+        if not self.norms.size or within_range(self.norms.min(), self.norms.max()):
+            return
+        norms = row_norms(self.rows)  # refuses what is not finite
+        self.rows = self.rows.to(norms.dtype)
+        self.norms = norms.cpu().numpy()
 
     @cached_property
     def means(self) -> Tensor:
         """The mean of each class, C×d."""
-        return group_means(self.rows, self.labels.weights)
+        return group_means(self.rows, self.labels.weights, self.labels.sizes)
 
     def widen_if_clustered(self) -> bool:
         """Go on in double precision if rows are close together and far from zero.
@@ -168,13 +178,15 @@ class Evidence:
         if self.rows.dtype == torch.float64:
             return False
         offset = float(self.rows.mean(dim=0).square().sum())
-        if offset <= 0.99 * float(self.norms.square().mean()):
+        if offset <= 0.99 * float(np.square(self.norms).mean()):
             return False
-        self._widen()
+        self.rows = self.rows.double()
+        self.__dict__.pop("means", None)
+        self._measure()
         return True
 
     @property
-    def known_rows(self) -> Tensor:
+    def known_rows(self) -> list[int]:
         """Numbers of the rows that the cosine attack knows.
 
         The first one of class 1, or of each class if there are more than two.
@@ -184,12 +196,11 @@ class Evidence:
     def know_other_rows(self) -> bool:
         """Let the cosine attack know rows that are not zero, if there are any."""
         nonzero = self.clean.any(dim=1).int()
-        groups = self.labels.known_groups
-        first = [nonzero[group].argmax() for group in groups]
-        known = torch.stack([g[i] for g, i in zip(groups, first, strict=True)])
-        changed = not torch.equal(known, self.known_rows)
-        self._known = known
-        return changed
+        before = self.known_rows
+        self._known = [
+            int(group[nonzero[group].argmax()]) for group in self.labels.known_groups
+        ]
+        return self._known != before
 
 
 class Panel:
@@ -204,9 +215,11 @@ class Panel:
     def __init__(self, parties: Sequence[Evidence]) -> None:
         self.parties = parties
         self.labels = parties[0].labels
-        self.norms = torch.stack([party.norms for party in parties]).unsqueeze(1)
+        # Norms of the rows, P×1×1×B.
+        self.norms: Array = np.stack([party.norms for party in parties])[:, None, None]
 
     @cached_property
-    def squares(self) -> Tensor:
-        """Squared norms of the rows, P×1×B."""
-        return self.norms.square()
+    def squares(self) -> Array:
+        """Squared norms of the rows, P×1×1×B."""
+        squares: Array = np.square(self.norms)
+        return squares

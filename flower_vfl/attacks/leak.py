@@ -57,16 +57,19 @@ def _sorted_auc(scores: Tensor, positive: Tensor) -> Tensor:
     one class in those of the other takes twice as long.
     """
     rows = scores.shape[-1]
-    doubles = scores.double().add_(0.0)  # makes -0 a 0
-    labels = torch.stack([positive, ~positive]).long()
-    labels = labels.reshape(2, *[1] * (scores.ndim - 1), rows)
-    marked = (doubles.view(torch.int64) | labels).view(torch.float64)
-    ordered = sort_last(marked).view(torch.int64) & 1
-    own, other = ordered.double() @ torch.arange(rows, dtype=torch.float64)
-    ones = int(positive.sum())
-    total = rows * (rows - 1) / 2.0  # ranks of both classes
-    wins = (own + total - other) / 2.0 - ones * (ones - 1) / 2.0
-    return wins / (ones * (rows - ones))  # not a number if there are no pairs
+    label = positive.numpy().astype(np.int64)
+    doubles = scores.numpy().astype(np.float64)
+    doubles += 0.0  # makes -0 a 0
+    marked = np.empty((2, *scores.shape), dtype=np.int64)
+    for part, mark in zip(marked, (label, 1 - label), strict=True):
+        np.bitwise_or(doubles.view(np.int64), mark, out=part)
+    marked.view(np.float64).sort(axis=-1)
+    marked &= 1
+    own, other = marked.astype(np.float64) @ np.arange(rows, dtype=np.float64)
+    ones, total = int(label.sum()), rows * (rows - 1) / 2.0  # of ranks of both classes
+    wins = torch.from_numpy(np.asarray((own + total - other) / 2.0))
+    # Not a number if there are no pairs.
+    return wins.sub_(ones * (ones - 1) / 2.0).div_(ones * (rows - ones))
 
 
 def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .evidence import BatchLabels, Evidence, Panel
+from .kernels import Array
 from .leak import flip, pearson_rho, roc_auc
 from .registry import ScoreAttack
 
@@ -42,7 +44,7 @@ def leakage(
 
 def score_all(
     attacks: Sequence[ScoreAttack], parties: Sequence[Evidence]
-) -> list[Tensor]:
+) -> list[Array]:
     """Return the scores of each attack, P×c×B.
 
     Parameters
@@ -58,7 +60,7 @@ def score_all(
     lengths, products = _products(seen, [own for own in known if own])
     if _unsettled(attacks, sizes, seen, lengths):
         return score_all(attacks, parties)
-    scores: list[Tensor] = []
+    scores: list[Array] = []
     start = 0
     while len(scores) < len(attacks):
         first = len(scores)
@@ -69,12 +71,12 @@ def score_all(
         part = slice(start, start + shape[1] * shape[2])
         own = products[:, part].reshape(*shape, products.shape[2])
         found = attack.scores(seen, lengths[:, part].reshape(shape), own)
-        scores += found.unbind(1)
+        scores += [found[:, i] for i in range(shape[1])]
         start = part.stop
     return scores
 
 
-def _products(seen: Panel, known: Sequence[list[Tensor]]) -> tuple[Tensor, Tensor]:
+def _products(seen: Panel, known: Sequence[list[Tensor]]) -> tuple[Array, Array]:
     """Return norms of all directions, P×k, and their products with the rows, P×k×B."""
     lengths, products = [], []
     for number, party in enumerate(seen.parties):
@@ -83,19 +85,19 @@ def _products(seen: Panel, known: Sequence[list[Tensor]]) -> tuple[Tensor, Tenso
         if rest := -sum(own.shape[0] for own in given) % 4:
             given.append(party.rows.new_zeros(rest, party.rows.shape[1]))
         joined = torch.cat(given) if given else party.rows[:0]
-        lengths.append(torch.linalg.vector_norm(joined, dim=1))
-        products.append(joined @ party.rows.T)
-    return torch.stack(lengths), torch.stack(products)
+        lengths.append(np.linalg.norm(joined.cpu().numpy(), axis=1))
+        products.append((joined @ party.rows.T).cpu().numpy())
+    return np.stack(lengths), np.stack(products)
 
 
 def _unsettled(
-    attacks: Sequence[ScoreAttack], sizes: Sequence[int], seen: Panel, lengths: Tensor
+    attacks: Sequence[ScoreAttack], sizes: Sequence[int], seen: Panel, lengths: Array
 ) -> bool:
     """Let the attacks look at the lengths; return whether one wants to begin anew."""
     if not any(sizes):
         return False
     anew = False
-    squares = seen.squares.mean(dim=(1, 2)).tolist()
+    squares = seen.squares.mean(axis=(1, 2, 3)).tolist()
     for party, own, square in zip(seen.parties, lengths.tolist(), squares, strict=True):
         start = 0
         for attack, size in zip(attacks, sizes, strict=True):
@@ -106,14 +108,14 @@ def _unsettled(
 
 
 def _binary(
-    attacks: Sequence[ScoreAttack], scores: Sequence[Tensor], labels: BatchLabels
+    attacks: Sequence[ScoreAttack], scores: Sequence[Array], labels: BatchLabels
 ) -> list[list[Pair]]:
     """Return the AUC of class 1, and max(a, 1 − a)."""
     ones = labels.groups[1].shape[0]
-    joined = torch.cat(list(scores), dim=1)
-    aucs = roc_auc(joined.reshape(-1, joined.shape[2]), labels.one_hot[1])
+    joined = torch.from_numpy(np.concatenate(scores, axis=1))
+    aucs = roc_auc(joined, labels.one_hot[1])
     found: list[list[Pair]] = []
-    for party in aucs.reshape(len(joined), -1).tolist():
+    for party in aucs.tolist():
         found.append([])
         for attack, auc in zip(attacks, party, strict=True):
             if attack.knows_rows:
@@ -124,24 +126,25 @@ def _binary(
 
 
 def _multiclass(
-    attacks: Sequence[ScoreAttack], scores: Sequence[Tensor], labels: BatchLabels
+    attacks: Sequence[ScoreAttack], scores: Sequence[Array], labels: BatchLabels
 ) -> list[list[Pair]]:
     """Return the mean AUC of each class against the rest, and of the flipped AUCs."""
     classes = len(labels.classes)
-    ranked = torch.stack([_per_class(part, classes) for part in scores], dim=1)
-    aucs = roc_auc(ranked, labels.one_hot.expand(ranked.shape))  # P×A×C
+    ranked = np.stack([_per_class(part, classes) for part in scores], axis=1)
+    positive = labels.one_hot.expand(ranked.shape)
+    aucs = roc_auc(torch.from_numpy(ranked), positive)  # P×A×C
     for i, attack in enumerate(attacks):
         if attack.knows_rows:
-            aucs[:, i] = _without_known(aucs[:, i], labels.one_hot.sum(dim=1).double())
+            aucs[:, i] = _without_known(aucs[:, i], labels.sizes[:, 0].double().cpu())
     values = torch.stack([aucs.nanmean(dim=-1), flip(aucs).nanmean(dim=-1)], dim=-1)
     return [[(raw, flipped) for raw, flipped in party] for party in values.tolist()]
 
 
-def _per_class(scores: Tensor, classes: int) -> Tensor:
+def _per_class(scores: Array, classes: int) -> Array:
     """Return P×C×B: one score of all classes counts for each, two centers give one."""
     if classes == 2 and scores.shape[1] == 1:
-        return torch.cat([-scores, scores], dim=1)
-    return scores.expand(-1, classes, -1)
+        return np.concatenate([-scores, scores], axis=1)
+    return np.broadcast_to(scores, (len(scores), classes, scores.shape[2]))
 
 
 def _without_known(aucs: Tensor, sizes: Tensor) -> Tensor:
@@ -156,11 +159,11 @@ def _without_known(aucs: Tensor, sizes: Tensor) -> Tensor:
     return torch.where(pairs > 0, wins / pairs, nan)
 
 
-def _correlations(scores: Sequence[Tensor], labels: BatchLabels) -> list[list[Pair]]:
+def _correlations(scores: Sequence[Array], labels: BatchLabels) -> list[list[Pair]]:
     """Return the rho of largest size of each attack, and its size."""
     chosen = []
     for part in scores:
-        rho = pearson_rho(part, labels.values)
+        rho = pearson_rho(torch.from_numpy(np.ascontiguousarray(part)), labels.values)
         chosen.append(rho.gather(1, rho.abs().argmax(dim=1, keepdim=True)))
     values = torch.cat(chosen, dim=1).tolist()
     return [[(rho, abs(rho)) for rho in party] for party in values]

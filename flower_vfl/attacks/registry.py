@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +20,10 @@ from ..objectives import Task
 from ..spec import build_from_spec
 from .centers import group_means, group_medians
 from .evidence import Evidence, Panel
-from .scores import (
-    cosines_from,
-    distances_to_scores,
-    hard_choice,
-    merge_ties,
-    top_direction,
-)
+from .kernels import Array, cosines, distance_scores, merge_ties, one_hot
+from .scores import top_direction
 
+_LARGE, _ENOUGH = 2**16, 127  # an odd number has a middle
 CLASSES: tuple[Task, ...] = ("binary", "multiclass")
 ALL_TASKS: tuple[Task, ...] = (*CLASSES, "regression")
 
@@ -75,21 +72,21 @@ class ScoreAttack(ABC):
         return False
 
     @abstractmethod
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return scores of all parties' rows.
 
         Parameters
         ----------
         seen : Panel
             The batch as each of P parties sees it.
-        lengths : Tensor
+        lengths : Array
             Norms of the directions of A attacks that are alike, P×A×k.
-        products : Tensor
+        products : Array
             These directions times the rows, P×A×k×B.
 
         Returns
         -------
-        Tensor
+        Array
             P×A×1×B, or P×A×C×B with one row for each class of the batch. For a
             regression P×A×c×B with any number of scores.
         """
@@ -98,7 +95,7 @@ class ScoreAttack(ABC):
 class NormAttack(ScoreAttack):
     """The length of the row."""
 
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return the norms.
 
         Parameters
@@ -106,7 +103,7 @@ class NormAttack(ScoreAttack):
         seen, lengths, products
             As for :class:`ScoreAttack`.
         """
-        return seen.norms.unsqueeze(2)
+        return seen.norms
 
 
 class CosineAttack(ScoreAttack):
@@ -123,7 +120,10 @@ class CosineAttack(ScoreAttack):
         seen : Panel
             The batch as each party sees it.
         """
-        return [p.clean.index_select(0, p.known_rows) for p in seen.parties]
+        return [
+            torch.cat([party.clean[i : i + 1] for i in party.known_rows])
+            for party in seen.parties
+        ]
 
     def unsettled(
         self, party: Evidence, lengths: Sequence[float], mean_square: float
@@ -137,7 +137,7 @@ class CosineAttack(ScoreAttack):
         """
         return min(lengths) == 0.0 and party.know_other_rows()
 
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return the cosines; 2 for a known row of the class, −2 for one of another.
 
         Parameters
@@ -145,12 +145,13 @@ class CosineAttack(ScoreAttack):
         seen, lengths, products
             As for :class:`ScoreAttack`.
         """
-        cosines = cosines_from(seen.norms, products, lengths)
-        known = torch.stack([p.known_rows for p in seen.parties])[:, None, :, None]
-        count = known.shape[2]
-        if count > 1:
-            cosines.scatter_(3, known.mT.expand(-1, -1, count, -1), -2.0)
-        return cosines.scatter_(3, known, 2.0)
+        found = cosines(seen.norms, products, lengths)
+        for party, own in zip(seen.parties, found[:, 0], strict=True):
+            known = party.known_rows
+            if len(known) > 1:
+                own[:, known] = -2.0
+            own[range(len(known)), known] = 2.0
+        return found
 
 
 class MeanAttack(ScoreAttack):
@@ -182,7 +183,9 @@ class MeanAttack(ScoreAttack):
         """
         if not self.held_out:
             return [party.means for party in seen.parties]
-        return [group_means(p.rows, seen.labels.half_weights) for p in seen.parties]
+        member = seen.labels.half_weights
+        sizes = member.sum(dim=1, keepdim=True)
+        return [group_means(party.rows, member, sizes) for party in seen.parties]
 
     def unsettled(
         self, party: Evidence, lengths: Sequence[float], mean_square: float
@@ -210,7 +213,7 @@ class MeanAttack(ScoreAttack):
             and self.held_out == other.held_out
         )
 
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return differences of distances.
 
         Parameters
@@ -218,17 +221,16 @@ class MeanAttack(ScoreAttack):
         seen, lengths, products
             As for :class:`ScoreAttack`.
         """
-        squares, norms = lengths.square(), seen.squares
         if not self.held_out:
-            scores = distances_to_scores(norms, products, squares)
+            scores = distance_scores(seen.squares, products, lengths)
         else:
             size = len(seen.labels.classes)
             first, second = (
-                distances_to_scores(norms, products[:, :, half], squares[:, :, half])
+                distance_scores(seen.squares, products[:, :, half], lengths[:, :, half])
                 for half in (slice(size), slice(size, None))
             )
-            scores = torch.where(seen.labels.in_first_half, second, first)
-        return _one_hot(scores) if self.hard else merge_ties(scores)
+            scores = np.where(seen.labels.in_first_half, second, first)
+        return one_hot(scores) if self.hard else merge_ties(scores)
 
 
 class MedianAttack(MeanAttack):
@@ -238,16 +240,20 @@ class MedianAttack(MeanAttack):
     ----------
     hard, held_out
         As for :class:`MeanAttack`.
-    sample : int | None (default: None)
-        Take the medians of at most that many rows of each class, evenly spaced. Medians
-        are what costs most in a leakage meter. None takes all rows.
+    sample : int | Literal["auto"] | None (default: "auto")
+        Take the medians of at most that many rows of each class, evenly spaced; None
+        takes all rows. Medians are what costs most in a leakage meter: ``"auto"`` takes
+        all rows of a gradient of up to 65536 entries and 127 rows of a larger one.
     """
 
     def __init__(
-        self, hard: bool = False, held_out: bool = False, sample: int | None = None
+        self,
+        hard: bool = False,
+        held_out: bool = False,
+        sample: int | Literal["auto"] | None = "auto",
     ) -> None:
         super().__init__(hard, held_out)
-        if sample is not None and sample < 1:
+        if isinstance(sample, int) and sample < 1:
             raise ConfigError(f"sample must be a number from 1 or none, got {sample}")
         self.sample = sample
 
@@ -261,16 +267,12 @@ class MedianAttack(MeanAttack):
         """
         groups = seen.labels.halves if self.held_out else seen.labels.groups
         rows = [party.rows for party in seen.parties]
-        medians = group_medians(rows, groups, self.sample)
+        sample = self.sample
+        if sample == "auto":
+            large = any(part.numel() > _LARGE for part in rows)
+            sample = _ENOUGH if large else None
+        medians = group_medians(rows, groups, sample)
         return list(torch.split(medians, [part.shape[1] for part in rows], dim=1))
-
-
-def _one_hot(scores: Tensor) -> Tensor:
-    """Turn scores, (..., C, B), into 1 for the chosen class and 0 for the others."""
-    chosen = hard_choice(scores).unsqueeze(-2)
-    if scores.shape[-2] == 1:
-        return chosen.to(scores.dtype)
-    return torch.zeros_like(scores).scatter_(-2, chosen, 1.0)
 
 
 class SpectralAttack(ScoreAttack):
@@ -289,7 +291,7 @@ class SpectralAttack(ScoreAttack):
         """
         return [top_direction(party.rows).unsqueeze(0) for party in seen.parties]
 
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return the distances.
 
         Parameters
@@ -297,8 +299,8 @@ class SpectralAttack(ScoreAttack):
         seen, lengths, products
             As for :class:`ScoreAttack`.
         """
-        signed = products - products.mean(dim=-1, keepdim=True)
-        return signed if seen.labels.task == "regression" else signed.abs()
+        signed: Array = products - products.mean(axis=-1, keepdims=True)
+        return signed if seen.labels.task == "regression" else np.abs(signed)
 
 
 class DirectAttack(ScoreAttack):
@@ -316,7 +318,7 @@ class DirectAttack(ScoreAttack):
     def __init__(self, hard: bool = True) -> None:
         self.hard = hard
 
-    def scores(self, seen: Panel, lengths: Tensor, products: Tensor) -> Tensor:
+    def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return the negative gradient, or the choice that it amounts to.
 
         Parameters
@@ -327,22 +329,23 @@ class DirectAttack(ScoreAttack):
         read = [self._read(party) for party in seen.parties]
         if len({len(scores) for scores in read}) > 1:
             raise ConfigError("the direct attack needs gradients of one width")
-        return torch.stack(read).unsqueeze(1)
+        return np.stack(read)[:, None]
 
-    def _read(self, seen: Evidence) -> Tensor:
+    def _read(self, seen: Evidence) -> Array:
         width, classes = seen.rows.shape[1], seen.labels.classes
+        columns: Array = seen.rows.T.cpu().numpy()
         if seen.labels.task == "regression":
-            return seen.rows.T
-        scores = -seen.rows.T
+            return columns
+        scores = -columns
         if seen.labels.task == "binary" and width == 1:
-            return (scores > 0).to(scores.dtype) if self.hard else scores
+            return (scores > 0).astype(scores.dtype) if self.hard else scores
         if width <= max(classes) or (seen.labels.task == "binary" and width > 2):
             wanted = "1 or 2" if seen.labels.task == "binary" else "one per class"
             raise ConfigError(
                 "the direct attack reads the gradient of summed logits, with columns "
                 f"{wanted}; this one has {width}"
             )
-        scores = _one_hot(scores) if self.hard else scores
+        scores = one_hot(scores) if self.hard else scores
         if seen.labels.task == "multiclass":
             return scores[list(classes)]
         return scores[1:2] if self.hard else scores[1:2] - scores[0:1]

@@ -60,8 +60,7 @@ def row_norms(rows: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     if not rows.numel():
         return norms
-    low, high = (float(bound) for bound in torch.aminmax(norms))
-    if low >= 1e-15 and high <= 1e15:
+    if within_range(*(float(bound) for bound in torch.aminmax(norms))):
         return norms
     bad = int((~torch.isfinite(rows)).sum())
     if bad:
@@ -70,6 +69,17 @@ def row_norms(rows: Tensor) -> Tensor:
     largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
     norms = torch.linalg.vector_norm(rows / largest, dim=1)
     return norms * largest.squeeze(1)
+
+
+def within_range(low: float, high: float) -> bool:
+    """Return whether squares of single-precision norms neither vanish nor overflow.
+
+    Parameters
+    ----------
+    low, high : float
+        The smallest and the largest norm.
+    """
+    return low >= 1e-15 and high <= 1e15
 
 
 def norm_attack(gradient: Tensor) -> Tensor:
@@ -96,24 +106,10 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
     """
     rows = as_rows(gradient)
     known = as_rows(positive.reshape(-1, rows.shape[1])).to(rows)
-    cosines = cosines_from(row_norms(rows), known @ rows.T, row_norms(known))
-    return cosines[0] if positive.shape == gradient.shape[1:] else cosines.T
-
-
-def cosines_from(norms: Tensor, products: Tensor, lengths: Tensor) -> Tensor:
-    """Return cosines, and 0 where a vector has no length.
-
-    Parameters
-    ----------
-    norms : Tensor
-        Norms of the rows, (..., B).
-    products : Tensor
-        Known gradients times rows, (..., k, B).
-    lengths : Tensor
-        Norms of the known gradients, (..., k).
-    """
-    cosines = products / (norms.unsqueeze(-2) * lengths.unsqueeze(-1))
-    return _round_to(cosines.nan_to_num_(0.0), _PART[cosines.dtype])  # 0/0 is 0
+    lengths = torch.outer(row_norms(rows), row_norms(known)).to(rows)
+    cosines = rows @ known.T / torch.where(lengths > 0, lengths, 1.0)
+    cosines = _round_to(cosines, _PART[cosines.dtype])
+    return cosines[:, 0] if positive.shape == gradient.shape[1:] else cosines
 
 
 def merge_ties(scores: Tensor) -> Tensor:
@@ -126,10 +122,10 @@ def merge_ties(scores: Tensor) -> Tensor:
     Parameters
     ----------
     scores : Tensor
-        (..., C, B).
+        Of any shape.
     """
-    largest = scores.abs().amax(dim=(-2, -1), keepdim=True).clamp_min_(1e-30)
-    return _round_to(scores, largest * _PART[scores.dtype])
+    tiny = torch.finfo(scores.dtype).tiny * 2.0**20
+    return _round_to(scores, scores.abs().amax().clamp_min(tiny) * _PART[scores.dtype])
 
 
 def _round_to(scores: Tensor, unit: Tensor | float) -> Tensor:
@@ -192,73 +188,25 @@ def _center_attack(
     centers: Tensor | None,
     hard: bool,
 ) -> Tensor:
-    rows = as_rows(gradient)
+    rows = as_rows(gradient).double()
     row_norms(rows)  # refuses what is not finite
     if centers is None:
         if labels is None:
             raise ConfigError(f"the {kind} attack needs labels or the class {kind}s")
         centers = class_centers(kind, rows, labels)
     centers = as_rows(centers).to(rows)
-    middle = centers.mean(dim=0)  # distances stay; small numbers keep more digits
-    rows, centers = rows - middle, centers - middle
-    scores = distances_to_scores(
-        row_norms(rows).square(), centers @ rows.T, row_norms(centers).square()
-    )
+    distances = torch.stack([row_norms(rows - center) for center in centers], dim=1)
     if hard:
-        return hard_choice(scores)
-    scores = merge_ties(scores)
-    return scores[0] if len(centers) == 2 else scores.T
-
-
-def distances_to_scores(
-    squares: Tensor, products: Tensor, center_squares: Tensor
-) -> Tensor:
-    """Return the scores of the mean and the median attack.
-
-    The difference of two distances is computed as the difference of their squares over
-    their sum, because the first of those is linear in the row and loses no digits.
-
-    Parameters
-    ----------
-    squares : Tensor
-        Squared norms of the rows, (..., B).
-    products : Tensor
-        Centers times rows, (..., C, B).
-    center_squares : Tensor
-        Squared norms of the centers, (..., C).
-
-    Returns
-    -------
-    Tensor
-        (..., 1, B) for two centers, (..., C, B) for more.
-    """
-    # ‖g−μ‖² − ‖g‖²
-    relative = torch.sub(center_squares.unsqueeze(-1), products, alpha=2.0)
-    distances = (relative + squares.unsqueeze(-2)).clamp_min_(0.0).sqrt_()
-    if relative.shape[-2] == 2:
-        gap = relative[..., :1, :] - relative[..., 1:, :]
-        both = distances[..., :1, :] + distances[..., 1:, :]
-        return gap.div_(both.clamp_min_(torch.finfo(gap.dtype).tiny))
-    nearest = distances.topk(2, dim=-2, largest=False)
-    own = torch.arange(distances.shape[-2], device=distances.device).unsqueeze(-1)
-    is_nearest = nearest.indices[..., :1, :] == own
-    other = torch.where(
-        is_nearest, nearest.values[..., 1:, :], nearest.values[..., :1, :]
+        closer = distances[:, 1] <= distances[:, 0] if len(centers) == 2 else None
+        return distances.argmin(dim=1) if closer is None else closer.long()
+    if len(centers) == 2:
+        return merge_ties(distances[:, 0] - distances[:, 1])
+    two = distances.topk(2, dim=1, largest=False)
+    own = torch.arange(len(centers), device=rows.device)
+    others = torch.where(
+        two.indices[:, :1] == own, two.values[:, 1:], two.values[:, :1]
     )
-    return other - distances
-
-
-def hard_choice(scores: Tensor) -> Tensor:
-    """Return the class that a score speaks for.
-
-    Parameters
-    ----------
-    scores : Tensor
-        (..., 1, B) for two classes, (..., C, B) for more.
-    """
-    if scores.shape[-2] == 1:
-        return (scores.squeeze(-2) >= 0).long()
-    return scores.argmax(dim=-2)
+    return merge_ties(others - distances)
 
 
 def spectral_attack(gradient: Tensor) -> Tensor:

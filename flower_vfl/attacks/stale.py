@@ -111,7 +111,8 @@ class StaleGradients:
         index, seen = self._evidence(labels)
         if seen.labels.degenerate:
             raise ConfigError("all examples that were seen have the same label")
-        return index, score_all([build_for(attack, self.task)], [seen])[0][0].T
+        scores = score_all([build_for(attack, self.task)], [seen])[0][0]
+        return index, torch.from_numpy(scores).T.to(index.device)
 
     def leak(
         self,

@@ -1,0 +1,88 @@
+"""The party of a node, made there from the run config and the node config."""
+
+from __future__ import annotations
+
+import json
+
+from flwr.app import Context
+
+from flower_vfl.checkpoints import DirectoryStore, open_store
+from flower_vfl.errors import ConfigError
+from flower_vfl.label import LabelParty
+from flower_vfl.passive import PassiveParty
+from flower_vfl.sessions import node_name, node_role
+
+from .attacking import optimizer_of
+from .config import RunConfig
+from .datasets import TableFit
+from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
+
+
+def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
+    """Return a node's settings and rows, and keep what prediction will need.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context. Its node config may name a ``data`` file of its own.
+    """
+    config = RunConfig.from_run_config(context.run_config)
+    file = context.node_config.get("data")
+    number = context.node_config.get("partition-id")
+    if file is None and number is None:
+        raise ConfigError(
+            "this node has no data; start its SuperNode with --node-config "
+            "'... data=\"/path/of/its/file.csv\"'"
+        )
+    index = 0
+    if node_role(context) == "passive":
+        index = 1 if number is None else max(int(number), 1)
+    rows = load_rows(config, index, None if file is None else str(file))
+    store = open_store(context, node_name(context))
+    if isinstance(store, DirectoryStore) and isinstance(
+        rows.data.fit, TableFit | type(None)
+    ):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
+        known = {
+            "fit": fit,
+            "columns": list(rows.data.columns),
+            "task": rows.task,
+            "classes": list(rows.classes),
+        }
+        (store.folder / FIT_FILE).write_text(json.dumps(known))
+    return config, rows
+
+
+def passive_at(context: Context) -> PassiveParty:
+    """Return the passive party of a node.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    config, rows = rows_at(context)
+    number = context.node_config.get("partition-id")
+    if number is None or not _simulated(context):
+        return make_passive(config, rows)
+    # An attack that is ordered by the run config is for simulated parties only.
+    return make_passive(config, rows, optimizer_of(config, int(number)))
+
+
+def label_at(context: Context) -> LabelParty:
+    """Return the label party of a node.
+
+    A simulated node, which has neither a role nor data of its own, trusts the server;
+    any other only if its node config says ``trust-server = true``.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    return make_label(*rows_at(context), trust_server=_simulated(context))
+
+
+def _simulated(context: Context) -> bool:
+    return not {"role", "data"} & set(context.node_config)
