@@ -216,8 +216,12 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     torch.set_rng_state(state)
 
 
-EXISTING = ROOT / "docs" / "existing-deployments.md"
-RUN_AT_LEAST = {README: 10, ARCHITECTURE: 1, RESIDENT: 3, EXISTING: 9}
+EXISTING, DEFENSES, ATTACKS = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("existing-deployments", "defenses", "attacks")
+)
+RUN_AT_LEAST = {README: 12, ARCHITECTURE: 1, RESIDENT: 3, EXISTING: 9}
+RUN_AT_LEAST |= {DEFENSES: 3, ATTACKS: 2}
 
 
 @pytest.mark.parametrize("document", RUN_AT_LEAST, ids=lambda path: path.name)
