@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, Protocol, runtime_checkable
@@ -32,6 +32,17 @@ class Strengthened(Protocol):
             By how much.
         """
         ...
+
+
+def unique(transforms: Iterable[GradientTransform]) -> list[GradientTransform]:
+    """Return every transform once, also one that is used in several places.
+
+    Parameters
+    ----------
+    transforms : Iterable[GradientTransform]
+        Transforms.
+    """
+    return list({id(transform): transform for transform in transforms}.values())
 
 
 def _adjustable(transform: GradientTransform) -> bool:
@@ -128,7 +139,9 @@ class Defender:
             return Defended(dict(gradients), {})
         defended: dict[str, Tensor] = {}
         metrics: dict[str, float] = {}
-        for party, gradient in gradients.items():
+        if not self.transforms:
+            defended.update(gradients)
+        for party, gradient in gradients.items() if self.transforms else ():
             batch = Batch(party, step, self.seed, labels, epoch)
             # Parties in one process may share the gradient's memory.
             result = apply_in_order(self._checked(), gradient.clone(), batch)
@@ -144,7 +157,7 @@ class Defender:
         assert self.watch is not None  # the caller looked
         settings = self.watch.settings
         if settings.action == "raise" and any(k.startswith(LIMIT) for k in metrics):
-            for transform in self.transforms:
+            for transform in unique(self.transforms):
                 if isinstance(transform, Strengthened):
                     told = transform.strengthen(settings.factor)
                     log(WARNING, "from the next step on: %s", told or "no change")
@@ -249,8 +262,16 @@ class LabelGuard:
         dictated = trust_server and terms.noise_seed
         seed = int(terms.noise_seed, 16) if dictated else None
         watch = None
-        if terms.leakage and terms.defended != "strategy":
-            watch = LeakWatch(Leakage.from_text(terms.leakage), task)
+        leakage = Leakage.from_text(terms.leakage) if terms.leakage else None
+        if leakage is not None and leakage.layers and not trust_server:
+            raise PartyError(
+                name,
+                "measuring every layer shows the labels to the server and the passive "
+                "parties, and this node does not trust the server",
+                "Measure without layers; it is for simulations",
+            )
+        if leakage is not None and terms.defended != "strategy":
+            watch = LeakWatch(leakage, task)
         self.defender = Defender(transforms, seed, watch)
 
     def _named(self, defense: str, name: str) -> GradientTransform:

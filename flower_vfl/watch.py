@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from logging import WARNING
 from typing import Any, Literal, get_args
@@ -18,6 +18,8 @@ from .objectives import Task
 
 LeakAction = Literal["warn", "stop", "raise"]
 ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
+# Centers of the batch itself find a leak even in noise: such a limit would never hold.
+FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
 LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
 
 
@@ -29,10 +31,11 @@ class Leakage:
     ----------
     attacks : tuple[str, ...] (default: ())
         Score attacks by name, perhaps with parameters: ``"norm"``,
-        ``"mean:hard=true"``; none takes those that fit the task.
+        ``"mean:hard=true"``; none takes those that fit the task, and with a limit
+        norm, cosine and ``"mean:held_out=true"``.
     limit : float | None (default: None)
         What no attack's leak AUC a may exceed for any party, as an average over
-        `window` steps, nor 1 − a; |rho| for a regression.
+        `window` steps, nor 1 − a; for a regression, the average of |rho|.
     action : Literal["warn", "stop", "raise"] (default: "warn")
         What happens then: a warning in the log; the end of the run, with a checkpoint;
         or a defense that is stronger by `factor` from the next step on.
@@ -64,11 +67,46 @@ class Leakage:
             raise unknown_name("action", self.action, ACTIONS)
         if self.limit is not None and not 0.0 < self.limit <= 1.0:
             raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
+        if self.limit is None and self.action != "warn":
+            raise ConfigError(f"the action '{self.action}' needs a leak limit")
         if self.window < 1 or not self.factor > 1.0:
             raise ConfigError(
                 f"a window is at least 1 and a factor more than 1, got {self.window} "
                 f"and {self.factor}"
             )
+
+    def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
+        """Return who is in a coalition.
+
+        Parameters
+        ----------
+        coalition : str
+            One of `coalitions`.
+        parties : Iterable[str]
+            All parties.
+        """
+        if coalition.strip() == "all":
+            return list(parties)
+        return [name.strip() for name in coalition.split("+")]
+
+    def check_parties(self, parties: Collection[str]) -> None:
+        """Refuse a coalition that cannot be one.
+
+        Parameters
+        ----------
+        parties : Collection[str]
+            The passive parties of the run.
+        """
+        for coalition in self.coalitions:
+            members = self.members(coalition, parties)
+            unknown = [name for name in members if name not in parties]
+            if unknown:
+                raise unknown_name("party of a coalition", unknown[0], parties)
+            if len(set(members)) < max(len(members), 2):
+                raise ConfigError(
+                    f"the coalition '{coalition}' has the members "
+                    f"{', '.join(members)}; it takes two different parties or more"
+                )
 
     def to_text(self) -> str:
         """Return the settings as text, for a message."""
@@ -102,9 +140,10 @@ class LeakWatch:
 
     def __init__(self, settings: Leakage, task: Task) -> None:
         self.settings = settings
-        self.meter = LeakageMeter(
-            settings.attacks or None, task, settings.baseline, keep=False
-        )
+        attacks = settings.attacks or None
+        if attacks is None and settings.limit is not None and task != "regression":
+            attacks = FOR_A_LIMIT
+        self.meter = LeakageMeter(attacks, task, settings.baseline, keep=False)
         self._recent: dict[str, deque[float]] = {}
 
     def measure(
@@ -154,7 +193,8 @@ class LeakWatch:
         Parameters
         ----------
         gradients : Mapping[str, Tensor]
-            Gradient of the output of each layer.
+            Gradient of the output of each layer; one that has not one row per label,
+            such as a layer that works on words or pixels as rows, is left out.
         labels : Tensor
             Labels of the batch.
         step : int
@@ -163,6 +203,7 @@ class LeakWatch:
         return {
             f"{kind}_{attack}@{layer}": value
             for layer, gradient in gradients.items()
+            if gradient.ndim and len(gradient) == len(labels)
             for attack, pair in self.meter.pairs({layer: gradient}, labels, step)[
                 layer
             ].items()
@@ -172,7 +213,7 @@ class LeakWatch:
     def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:
         coalitions = []
         for text in self.settings.coalitions:
-            members = list(gradients) if text == "all" else text.split("+")
+            members = self.settings.members(text, gradients)
             if len(present := [m for m in members if m in gradients]) > 1:
                 coalitions.append(present)
         return coalitions
@@ -187,10 +228,11 @@ class LeakWatch:
             if kind.startswith(FLIPPED) or party.endswith("/random"):
                 continue
             recent = self._recent.setdefault(name, deque(maxlen=settings.window))
-            recent.append(value)
+            # The sign of rho is that of whichever column was the best in a batch.
+            recent.append(abs(value) if regression else value)
             # Flipped after the average: chance alone would add up otherwise.
             average = sum(recent) / len(recent)
-            average = abs(average) if regression else max(average, 1.0 - average)
+            average = average if regression else max(average, 1.0 - average)
             if len(recent) == settings.window and average > settings.limit:
                 attack = kind.removeprefix(f"{LEAK}_")
                 worst[party] = max((average, attack), worst.get(party, (0.0, "")))

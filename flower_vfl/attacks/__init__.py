@@ -1,5 +1,6 @@
 """Attacks that infer labels, and how much they find."""
 
+from .completion import CompletionResult, ModelCompletion, summarise_completion
 from .leak import (
     adaptive_calibration_error,
     assign_positives,
@@ -11,6 +12,7 @@ from .leak import (
     summarise,
     top_k_accuracy,
 )
+from .malicious import MaliciousAdam, MaliciousSGD
 from .meter import LeakageMeter, random_baseline
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
 from .scores import (
@@ -26,7 +28,11 @@ from .stale import StaleGradients
 __all__ = [
     "DEFAULT_ATTACKS",
     "SCORE_ATTACKS",
+    "CompletionResult",
     "LeakageMeter",
+    "MaliciousAdam",
+    "MaliciousSGD",
+    "ModelCompletion",
     "ScoreAttack",
     "StaleGradients",
     "adaptive_calibration_error",
@@ -44,5 +50,6 @@ __all__ = [
     "roc_auc",
     "spectral_attack",
     "summarise",
+    "summarise_completion",
     "top_k_accuracy",
 ]

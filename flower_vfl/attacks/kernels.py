@@ -103,4 +103,5 @@ def one_hot(scores: Array) -> Array:
         return (scores >= 0).astype(scores.dtype)
     chosen = scores.argmax(axis=-2, keepdims=True)
     numbers = np.arange(scores.shape[-2])[:, None]
-    return (chosen == numbers).astype(scores.dtype)
+    hits: Array = chosen == numbers
+    return hits.astype(scores.dtype)

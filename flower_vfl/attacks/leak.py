@@ -31,7 +31,7 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     Tensor
         (...) in double precision; not a number where there is one class only.
     """
-    positive = positive.to(scores.device, torch.bool)
+    scores, positive = scores.detach(), positive.to(scores.device, torch.bool)
     if positive.ndim == 1:
         if scores.dtype == torch.float32 and scores.device.type == "cpu":
             return _sorted_auc(scores, positive)

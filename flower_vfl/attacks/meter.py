@@ -231,8 +231,7 @@ class LeakageMeter:
         everyone = at_fault = " and ".join(batches)
         seen: list[Evidence] = []
         try:
-            device = next(iter(batches.values()))[0].device
-            read = BatchLabels.read(self.task, labels, device)
+            read = BatchLabels.read(self.task, labels)
             for at_fault, (gradient, clean) in batches.items():  # noqa: B007
                 seen.append(Evidence(gradient, read, clean))
             at_fault = everyone

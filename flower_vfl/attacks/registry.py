@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import ConfigError
 from ..objectives import Task
 from ..spec import build_from_spec
-from .centers import group_means, group_medians
+from .centers import group_medians
 from .evidence import Evidence, Panel
 from .kernels import Array, cosines, distance_scores, merge_ties, one_hot
 from .scores import top_direction
@@ -35,7 +33,7 @@ class ScoreAttack(ABC):
     # The rows it knows already get scores that are out of reach, and do not count.
     knows_rows: ClassVar[bool] = False
 
-    def directions(self, seen: Panel) -> list[Tensor] | None:
+    def directions(self, seen: Panel) -> list[Array] | None:
         """Return the vectors of each party, k×d, whose products with its rows it needs.
 
         Parameters
@@ -112,7 +110,7 @@ class CosineAttack(ScoreAttack):
     tasks = CLASSES
     knows_rows = True
 
-    def directions(self, seen: Panel) -> list[Tensor]:
+    def directions(self, seen: Panel) -> list[Array]:
         """Return the known rows.
 
         Parameters
@@ -121,7 +119,7 @@ class CosineAttack(ScoreAttack):
             The batch as each party sees it.
         """
         return [
-            torch.cat([party.clean[i : i + 1] for i in party.known_rows])
+            np.stack([party.clean[i].cpu().numpy() for i in party.known_rows])
             for party in seen.parties
         ]
 
@@ -173,7 +171,7 @@ class MeanAttack(ScoreAttack):
         self.hard = hard
         self.held_out = held_out
 
-    def directions(self, seen: Panel) -> list[Tensor]:
+    def directions(self, seen: Panel) -> list[Array]:
         """Return the mean of each class, or of two halves of each class.
 
         Parameters
@@ -183,9 +181,9 @@ class MeanAttack(ScoreAttack):
         """
         if not self.held_out:
             return [party.means for party in seen.parties]
-        member = seen.labels.half_weights
-        sizes = member.sum(dim=1, keepdim=True)
-        return [group_means(party.rows, member, sizes) for party in seen.parties]
+        labels = seen.labels
+        weights, sizes = labels.half_weights, [len(half) for half in labels.halves]
+        return [p.group_means(weights, np.array(sizes)) for p in seen.parties]
 
     def unsettled(
         self, party: Evidence, lengths: Sequence[float], mean_square: float
@@ -257,7 +255,7 @@ class MedianAttack(MeanAttack):
             raise ConfigError(f"sample must be a number from 1 or none, got {sample}")
         self.sample = sample
 
-    def directions(self, seen: Panel) -> list[Tensor]:
+    def directions(self, seen: Panel) -> list[Array]:
         """Return the medians of each class, or of two halves of each class.
 
         Parameters
@@ -272,7 +270,8 @@ class MedianAttack(MeanAttack):
             large = any(part.numel() > _LARGE for part in rows)
             sample = _ENOUGH if large else None
         medians = group_medians(rows, groups, sample)
-        return list(torch.split(medians, [part.shape[1] for part in rows], dim=1))
+        ends = np.cumsum([part.shape[1] for part in rows])
+        return np.split(medians, ends[:-1], axis=1)
 
 
 class SpectralAttack(ScoreAttack):
@@ -281,7 +280,7 @@ class SpectralAttack(ScoreAttack):
     For a regression it is the signed distance, the first principal component.
     """
 
-    def directions(self, seen: Panel) -> list[Tensor]:
+    def directions(self, seen: Panel) -> list[Array]:
         """Return the direction.
 
         Parameters
@@ -289,7 +288,7 @@ class SpectralAttack(ScoreAttack):
         seen : Panel
             The batch as each party sees it.
         """
-        return [top_direction(party.rows).unsqueeze(0) for party in seen.parties]
+        return [top_direction(p.rows)[None].cpu().numpy() for p in seen.parties]
 
     def scores(self, seen: Panel, lengths: Array, products: Array) -> Array:
         """Return the distances.
@@ -327,9 +326,10 @@ class DirectAttack(ScoreAttack):
             As for :class:`ScoreAttack`.
         """
         read = [self._read(party) for party in seen.parties]
-        if len({len(scores) for scores in read}) > 1:
-            raise ConfigError("the direct attack needs gradients of one width")
-        return np.stack(read)[:, None]
+        most = max(len(scores) for scores in read)  # of a regression: one per column
+        # A score that is always zero says nothing, and does not count.
+        filled = [np.pad(own, ((0, most - len(own)), (0, 0))) for own in read]
+        return np.stack(filled)[:, None]
 
     def _read(self, seen: Evidence) -> Array:
         width, classes = seen.rows.shape[1], seen.labels.classes

@@ -146,7 +146,7 @@ class StaleGradients:
         if len(labels) != self.rows:
             raise ConfigError(f"got {len(labels)} labels for {self.rows} examples")
         seen = labels.reshape(-1).to(means.device)[index]
-        return index, Evidence(means, BatchLabels.read(self.task, seen, means.device))
+        return index, Evidence(means, BatchLabels.read(self.task, seen))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected, as tensors."""
