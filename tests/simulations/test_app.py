@@ -36,6 +36,10 @@ def test_flwr_run_ends_with_the_weights_of_the_in_process_run(
         transport=transport,
         bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
         label_share="0.2",
+        defense="marvell:s=4 | geno",
+        defense_at="label" if engine == "ray" else "strategy",
+        reproducible_noise=True,
+        attack="norm,cosine",
     )
     here, there = placed(config, tmp_path / "here"), placed(config, tmp_path / "there")
     threads = torch.get_num_threads()
