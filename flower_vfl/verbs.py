@@ -70,7 +70,8 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
     if not layers:
         return Content()
     settings, task = Leakage.from_text(content.text("probe")), content.text("task")
-    watch = LeakWatch(replace(settings, coalitions=()), cast(Task, task))
+    settings = replace(settings, coalitions=(), baseline=False)
+    watch = LeakWatch(settings, cast(Task, task))
     labels = to_tensor(content.labels)
     return Content(metrics=watch.measure_layers(layers, labels, step))
 

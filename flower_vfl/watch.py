@@ -143,6 +143,13 @@ class LeakWatch:
         attacks = settings.attacks or None
         if attacks is None and settings.limit is not None and task != "regression":
             attacks = FOR_A_LIMIT
+        wider = settings.layers or settings.coalitions
+        names = [text.partition(":")[0] for text in attacks or ()]
+        if wider and "direct" in names and task != "regression":
+            raise ConfigError(
+                "the direct attack reads one party's summed logits; measure it without "
+                "layers and coalitions"
+            )
         self.meter = LeakageMeter(attacks, task, settings.baseline, keep=False)
         self._recent: dict[str, deque[float]] = {}
 

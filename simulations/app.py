@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,7 +22,7 @@ from flower_vfl.strategies import (
     VerticalStrategy,
 )
 
-from .attacking import leakage_of
+from .attacking import completions_of, leakage_of
 from .config import RunConfig, parse_rates
 from .nodes import label_at, passive_at
 from .results import result_document, save_result
@@ -111,6 +111,8 @@ def main(grid: Grid, context: Context) -> None:
         Its run config holds the settings.
     """
     config = RunConfig.from_run_config(context.run_config)
+    if completions_of(config):
+        log(INFO, "model completion follows only if 'flower-vfl run' started this run")
     if config.transport == "plain":
         train(grid, config, engine="flower", progress=False)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -46,6 +47,12 @@ class Passive(ModelCompletion):
 
     party: int = 1
     seeds: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super().__post_init__()
+        if self.seeds < 1:
+            raise ConfigError(f"seeds must be at least 1, got {self.seeds}")
 
     def attackers(self, parties: int) -> list[int]:
         """Return the numbers of the passive parties that attack.
@@ -118,18 +125,50 @@ def leakage_of(config: RunConfig) -> Leakage | None:
             raise unknown_name("attack", name, known)
         if name in SCORE_ATTACKS:
             scores.append(text)
-    limit = config.leak_limit or None
-    if not scores and limit is None:
-        return None
-    return Leakage(
+    leakage = Leakage(
         attacks=tuple(scores),
-        limit=limit,
+        limit=config.leak_limit or None,
         action=config.leak_action,  # type: ignore[arg-type]  # checked there
         window=config.leak_window,
         coalitions=tuple(c.strip() for c in config.coalitions.split(",") if c.strip()),
         baseline=config.leak_baseline,
         layers=config.leak_layers,
     )
+    return None if leakage == Leakage(window=leakage.window) else leakage
+
+
+def check_attacks(config: RunConfig) -> None:
+    """Refuse attacks that cannot work, before the training.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    """
+    leakage_of(config)
+    attacks = completions_of(config)
+    if not attacks:
+        return
+    kinds: dict[int, set[float | None]] = {}
+    for attack in attacks.values():
+        gamma = attack.gamma if isinstance(attack, Active) else None
+        for index in attack.attackers(config.parties):
+            kinds.setdefault(index, set()).add(gamma)
+    for index, gammas in kinds.items():
+        if len(gammas) > 1:  # it trains one way only, which decides what is measured
+            raise ConfigError(
+                f"party {index} attacks in several ways that do not go together in one "
+                "run: passive, or active with one gamma; run once for each"
+            )
+        optimizer_of(config, index)
+    _classes_of(load_rows(config, 0))
+
+
+def _classes_of(label: PartyRows) -> Tensor:
+    """Return the class of every row, or refuse a task without classes."""
+    if label.task == "regression" or label.labels is None:
+        raise ConfigError("model completion infers classes; this task is a regression")
+    return torch.tensor(label.labels.tolist(), dtype=torch.int64)
 
 
 def completions_of(config: RunConfig) -> dict[str, Passive]:
@@ -193,9 +232,9 @@ def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
     attacks = completions_of(config)
     if not attacks:
         return []
+    if config.threads:  # as for the parties: sums depend on it
+        torch.set_num_threads(config.threads)
     label = load_rows(config, 0)
-    if label.task == "regression" or label.labels is None:
-        raise ConfigError("model completion infers classes; this task is a regression")
     found = []
     for text, attack in attacks.items():
         for index in attack.attackers(config.parties):
@@ -213,9 +252,8 @@ def _repeat(
     state = DirectoryStore(state_dir / f"passive-{index}").load("final")
     party.model.load_state_dict(state["model"])
     spec = rows.data.spec
-    assert spec is not None and label.labels is not None  # it is a passive party
-
-    truth = torch.tensor(label.labels.tolist(), dtype=torch.int64)
+    assert spec is not None  # it is a passive party
+    truth = _classes_of(label)
 
     def split(code: int) -> tuple[tuple[Tensor, ...], Tensor]:
         chosen = torch.from_numpy(rows.codes == code)
@@ -237,10 +275,12 @@ def _repeat(
 
 
 def _figures(result: CompletionResult) -> dict[str, Any]:
-    return {
-        "metric": result.metric,
+    figures = {
         "train": result.train_success,
         "test": result.test_success,
         "labels_only_train": result.baseline_train_success,
         "labels_only_test": result.baseline_test_success,
     }
+    known = {k: v for k, v in figures.items() if v is not None and not math.isnan(v)}
+    # JSON has no word for what is not a number.
+    return {"metric": result.metric, **{k: known.get(k) for k in figures}}

@@ -26,17 +26,20 @@ def read_settings(path: Path) -> dict[str, Any]:
     ----------
     path : Path
         Keys as in ``[tool.flwr.app.config]``; ``defense`` may be a table or a list of
-        tables instead of a text.
+        tables, ``attack`` and ``passive`` a list of texts instead of a text.
     """
     try:
-        settings = tomllib.loads(path.read_text())
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is not TOML: {error}") from error
     defense = settings.get("defense")
     if isinstance(defense, dict | list):
         settings["defense"] = defense_spec(build_defense(defense))
+    for name in _LISTS:
+        if isinstance(settings.get(name), list):
+            settings[name] = ",".join(map(str, settings[name]))
     RunConfig.from_run_config(settings)  # unknown keys and wrong types
     return settings
 
@@ -55,6 +58,8 @@ def defaults_of(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"'{path}': '{name}' is set by the command itself; it is for flwr run"
             )
+        if name == "out" and not value:
+            continue  # an empty path would be the folder one is in
         if name in _LISTS:
             value = split_attacks(value)
         defaults[_OPTIONS.get(name, name.replace("-", "_"))] = value

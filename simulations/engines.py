@@ -15,7 +15,7 @@ from rich.console import Console
 from flower_vfl.grid import InProcessGrid
 
 from .app import client_app, train
-from .attacking import complete_models, completions_of, leakage_of
+from .attacking import check_attacks, complete_models, completions_of
 from .config import RunConfig
 from .results import PARTIES_FOLDER, load_result, save_result
 
@@ -108,7 +108,7 @@ def run_and_attack(
     bar : bool (default: False)
         Whether a progress bar may be shown.
     """
-    leakage_of(config)  # what is wrong with an attack is said before the training
+    check_attacks(config)  # what is wrong with an attack is said before the training
     completing = bool(completions_of(config))
     temporary = completing and not config.out
     with tempfile.TemporaryDirectory() if temporary else nullcontext("") as folder:
@@ -122,5 +122,5 @@ def run_and_attack(
             document["completion"] = found
             if config.out:
                 save_result(document, Path(config.out))
-    document["config"]["out"] = config.out
+    document["config"] |= {"out": config.out, "state_dir": config.state_dir}
     return document

@@ -31,8 +31,11 @@ def show_result(document: dict[str, Any]) -> None:
     console.print(title, highlight=False)
     console.print(_epochs(document))
     if document["leakage"]:
-        console.print("leak AUC, mean over all batches (0.5: nothing leaks)")
-        console.print(_leakage(document["leakage"]))
+        values = any(name.endswith("_pearson") for name in document["final"])
+        what, none = ("|rho| of score and label", 0) if values else ("leak AUC", 0.5)
+        console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
+        key = "flipped_mean" if values else "mean"
+        console.print(_leakage(document["leakage"], key))
     _show_bounds(console, document)
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
@@ -61,8 +64,8 @@ def _epochs(document: dict[str, Any]) -> Table:
     return table
 
 
-def _leakage(leakage: dict[str, dict[str, dict[str, float]]]) -> Table:
-    """Return the leak AUC of each attack on each party, averaged over all batches."""
+def _leakage(leakage: dict[str, dict[str, dict[str, float]]], key: str) -> Table:
+    """Return one figure of each attack on each party, and on each of its layers."""
     table = Table()
     attacks = list(dict.fromkeys(a for found in leakage.values() for a in found))
     layers = [attack for attack in attacks if "@" in attack]
@@ -70,16 +73,16 @@ def _leakage(leakage: dict[str, dict[str, dict[str, float]]]) -> Table:
     for name in ("party", *attacks):
         table.add_column(name, justify="left" if name == "party" else "right")
     for party, found in leakage.items():
-        cells = [_mean(found, attack) for attack in attacks]
+        cells = [_cell(found, attack, key) for attack in attacks]
         table.add_row(party.replace("/", " "), *cells)
         for layer in dict.fromkeys(a.partition("@")[2] for a in layers if a in found):
-            cells = [_mean(found, f"{attack}@{layer}") for attack in attacks]
+            cells = [_cell(found, f"{attack}@{layer}", key) for attack in attacks]
             table.add_row(f"  layer {layer}", *cells)
     return table
 
 
-def _mean(found: dict[str, dict[str, float]], attack: str) -> str:
-    return f"{found[attack]['mean']:.3f}" if attack in found else ""
+def _cell(found: dict[str, dict[str, float]], attack: str, key: str) -> str:
+    return f"{found[attack][key]:.3f}" if attack in found else ""
 
 
 def _completion(found: list[dict[str, Any]]) -> Table:

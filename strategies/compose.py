@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flower_vfl.defending import Strengthened
+from flower_vfl.defending import Strengthened, unique
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import Batch, GradientTransform, apply_in_order
 
@@ -33,7 +33,7 @@ class _Several:
             By how much.
         """
         told = []
-        for part in self.parts.values():
+        for part in unique(self.parts.values()):
             if isinstance(part, Strengthened) and (text := part.strengthen(factor)):
                 told.append(text)
         return ", ".join(told)

@@ -64,9 +64,12 @@ def outlier_limit(norms: Iterable[float]) -> float:
 class Geno(Defense):
     """Withhold the gradient of a party whose norm is out of the ordinary.
 
-    A party that trains with a scaled gradient changes its embeddings so fast that the
-    next gradients for it are large. It then gets none, and the metric ``withheld`` is 1
-    for that step.
+    It then gets none, and the metric ``withheld`` is 1 for that step. LADSG means it
+    against a party that scales its own training up. That party is not found: its
+    embeddings fit better, and the gradients that the label party computes for it become
+    smaller, not larger (``benchmarks/geno.py``: 0 to 0.4 % of the steps of
+    `MaliciousAdam`, about as many as of honest parties). What is found, from about
+    twice the norm on, is a gradient that was amplified on its way.
 
     With no λ given, λ is :func:`outlier_limit` of the party's own last norms. They are
     compared after a multiplication with √B, because the loss is a mean over B rows: the

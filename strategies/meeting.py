@@ -21,6 +21,7 @@ from flower_vfl.protocol import (
 )
 from flower_vfl.schedule import SPLITS
 from flower_vfl.terms import Description, Terms
+from flower_vfl.watch import Leakage
 
 from .courier import Courier
 
@@ -76,6 +77,8 @@ def hold_meeting(
             f"a learning rate is set for {', '.join(sorted(unknown))}; the parties are "
             f"{', '.join([label.name, *passive])}"
         )
+    if terms.leakage:
+        Leakage.from_text(terms.leakage).check_parties(passive)
     terms = replace(terms, parties={name: d.shape for name, d in passive.items()})
     contents = {}
     for name in courier.nodes:

@@ -120,24 +120,27 @@ class Training:
         loss = self._step(epoch + 1, index)
         self.state.seconds += time.perf_counter() - started
         bar.stepped(self.state.step, epoch + 1, loss)
-        leaks = self._leaks_too_much()
-        if index == self.steps - 1 or leaks:
+        leaks, ended = self._leaks_too_much(), index == self.steps - 1
+        if leaks and not ended:  # kept as it is, so that a resumed epoch is whole
+            self._checkpoint(step_tag(self.state.step))
+        if ended or leaks:
             self._close_epoch(epoch + 1, bar, index + 1, leaks)
         every = self.strategy.checkpoint_every
-        if every and self.state.step % every == 0:
+        due = ended if leaks else every and self.state.step % every == 0
+        if due:
             self._checkpoint(step_tag(self.state.step))
+        if leaks:  # not before a checkpoint: a resumed run goes on
+            self._stop_leak()
 
     def _leaks_too_much(self) -> bool:
-        """Say whether a leak limit ends the run; if so, it is kept as it is."""
         leakage = self.strategy.leakage
-        if leakage is None or leakage.action != "stop" or not self._leaky:
-            return False
-        self._checkpoint(step_tag(self.state.step))
+        return leakage is not None and leakage.action == "stop" and bool(self._leaky)
+
+    def _stop_leak(self) -> None:
         parties = ", ".join(name.partition("/")[2] for name in self._leaky)
         self.state.reason = f"the leak limit was exceeded for {parties}"
         log(WARNING, "stopped: %s. %s", self.state.reason, self._keeper.advice())
         self.state.stopped = True
-        return True
 
     def _step(self, epoch: int, index: int) -> float:
         """Swap embeddings for gradients once; return the loss."""

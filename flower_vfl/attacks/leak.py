@@ -37,7 +37,7 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
             return _sorted_auc(scores, positive)
         ones, zeros = positive.nonzero()[:, 0], (~positive).nonzero()[:, 0]
         return _pairwise_auc(scores, ones, zeros)
-    table = sort_last(scores)
+    table = sort_last(scores).contiguous()
     below = torch.searchsorted(table, scores.contiguous())
     upto = torch.searchsorted(table, scores.contiguous(), right=True)
     ranks = (below + upto + 1).double() / 2.0  # ties share the mean of their ranks
@@ -78,8 +78,8 @@ def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
         return scores.new_full(scores.shape[:-1], torch.nan, dtype=torch.float64)
     if len(ones) > len(zeros):  # look up the smaller class in the larger
         return 1.0 - _pairwise_auc(scores, zeros, ones)
-    table = sort_last(scores.index_select(-1, zeros))
-    sought = scores.index_select(-1, ones)
+    table = sort_last(scores.index_select(-1, zeros)).contiguous()
+    sought = scores.index_select(-1, ones).contiguous()
     wins = torch.searchsorted(table, sought).sum(dim=-1)
     wins += torch.searchsorted(table, sought, right=True).sum(dim=-1)
     return wins.double() / (2.0 * len(ones) * len(zeros))
