@@ -183,6 +183,9 @@ class LabelParty(Party):
         self.objective.configure(self.make_optimizer)
         self._guard.agree(terms, self.name, self.objective.task, self.trust_server)
         super().agree(terms)
+        if self._labels is not None and self.agreed().size("train"):
+            training = self._evaluated_rows("train")
+            self.objective.prepare(self.features, self._labels, training)
         self._try_shapes(terms.parties)
 
     def _try_shapes(self, parties: Mapping[str, Shape]) -> None:
@@ -246,6 +249,7 @@ class LabelParty(Party):
         labels = self._labels.index_select(0, rows)
         self._set_training(True)
         received = self._received(embeddings, len(rows), step)
+        self.objective.rows = rows
         with self.random:
             own = [self.run_model(rows)] if self.model is not None else []
             outcome, gradients = self._descend(own, list(received.values()), labels)
@@ -341,12 +345,15 @@ class LabelParty(Party):
                 f"cannot evaluate: {len(self._scores)} of {index + 1} parts arrived",
                 "Evaluate again from the first part, at a party that has labels",
             )
-        rows = torch.cat(
-            [schedule.evaluation_rows(split, i) for i in range(index + 1)]
-        ).cpu()
-        labels = self.raw_labels[rows].double().numpy()
+        labels = self.raw_labels[self._evaluated_rows(split).cpu()].double().numpy()
         scores, self._scores = torch.cat(self._scores).double().numpy(), []
         return METRICS[self.objective.task](scores, labels)
+
+    def _evaluated_rows(self, split: str) -> Tensor:
+        """Return the rows of a split in the order of its evaluation."""
+        schedule = self.agreed()
+        parts = range(schedule.batches(split))
+        return torch.cat([schedule.evaluation_rows(split, i) for i in parts])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError
 from flower_vfl.label import LabelParty
-from flower_vfl.objectives import (
-    CrossEntropy,
-    MeanSquaredError,
-    Objective,
-    OptimizerFactory,
-)
+from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.passive import PassiveParty
-from flower_vfl.schedule import TEST, TRAIN, split_rows
+from flower_vfl.schedule import TEST, split_rows
 from flower_vfl.strategies import build_defense
 
 from .config import RunConfig
@@ -35,13 +30,10 @@ from .datasets import (
     read_party_file,
 )
 from .datasets.types import Task
-from .models import build_bottom, build_top
+from .models import build_bottom
+from .objectives import objective_for
 from .optimizers import build_optimizer
 
-OBJECTIVES = {
-    "cross-entropy": ("binary", "multiclass"),
-    "mean-squared-error": ("regression",),
-}
 FIT_FILE = "fit.json"
 
 
@@ -160,42 +152,6 @@ def read_known(fit: Path) -> dict[str, Any]:
         )
     known: dict[str, Any] = json.loads(fit.read_text())
     return known
-
-
-def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
-    """Return the objective of a run, with its top model.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    rows : PartyRows
-        The label party's rows.
-    """
-    task = rows.task
-    if task is None:
-        raise ConfigError("the label party's task is not known")
-    name = config.objective
-    if name == "auto":
-        name = "mean-squared-error" if task == "regression" else "cross-entropy"
-    if name not in OBJECTIVES:
-        raise unknown_name("objective", name, ["auto", *OBJECTIVES])
-    if task not in OBJECTIVES[name]:
-        fitting = [n for n, tasks in OBJECTIVES.items() if task in tasks]
-        raise ConfigError(
-            f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
-        )
-    classes = len(rows.classes)
-    embeddings = config.parties + bool(rows.data.inputs)
-    joined = config.width * (embeddings if config.aggregation == "concat" else 1)
-    top = build_top(config.top, joined, classes if task == "multiclass" else 1)
-    if name == "cross-entropy":
-        return CrossEntropy(top, classes)
-    if rows.labels is None:
-        return MeanSquaredError(top)
-    training = rows.labels[rows.codes == TRAIN]
-    center, scale = float(training.mean()), float(training.std())
-    return MeanSquaredError(top, center, scale or 1.0)
 
 
 def make_passive(

@@ -19,7 +19,9 @@ from .config_file import defaults_of
 from .datasets import dataset_names
 from .engines import ENGINES, run_and_attack
 from .models import BOTTOM_MODELS, TOP_MODELS
+from .objectives import OBJECTIVES
 from .optimizers import OPTIMIZERS
+from .presets import PRESETS, preset
 from .results import PARTIES_FOLDER
 from .show import show_result
 
@@ -154,9 +156,22 @@ def run(
     objective: Annotated[
         str,
         typer.Option(
-            help="auto, cross-entropy or mean-squared-error.", rich_help_panel=_MODEL
+            help="What the label party optimises, as in gafm:delta=0.05: auto, "
+            + ", ".join(OBJECTIVES)
+            + ".",
+            rich_help_panel=_MODEL,
         ),
     ] = DEFAULT.objective,
+    preset_name: Annotated[
+        str,
+        typer.Option(
+            "--preset",
+            help="Objective and defense that belong together, instead of --objective "
+            "and --defense: " + ", ".join(PRESETS) + "; ladsg:substitute=false leaves "
+            "a part out.",
+            rich_help_panel=_DEFENSE,
+        ),
+    ] = "",
     defense: Annotated[
         str,
         typer.Option(
@@ -317,6 +332,13 @@ def run(
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
+    if preset_name and (defense or objective != DEFAULT.objective):
+        raise ConfigError(
+            "--preset stands for --objective and --defense: give it alone"
+        )
+    if preset_name:
+        settings = preset(preset_name)
+        objective, defense = settings["objective"], settings["defense"]
     files = passive or []
     folder = "" if out is None else str(out.resolve())
     config = RunConfig(

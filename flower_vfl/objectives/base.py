@@ -1,0 +1,245 @@
+"""What every objective of the label party has in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+
+Task = Literal["binary", "multiclass", "regression"]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+@dataclass
+class Outcome:
+    """What one training step of an objective brings.
+
+    Parameters
+    ----------
+    loss : Tensor
+        The loss of the batch.
+    gradient : Tensor
+        Gradient of the loss with respect to the joined embedding.
+    metrics : dict[str, float] (default: {})
+        Anything else worth recording.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """Do what ``optimizer.zero_grad()`` does, without its profiling hooks.
+
+    Parameters
+    ----------
+    optimizer : Optimizer | None
+        The optimizer.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+class Objective(nn.Module, ABC):
+    """Base of all objectives: owns its modules, their optimizers and the loss.
+
+    A subclass registers its modules as attributes (so that they move between devices
+    and are saved) and implements :meth:`step` and :meth:`predict`. What it draws at
+    random comes from torch's global generators: the label party puts its own random
+    state in force around every call.
+    """
+
+    task: Task
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers: list[Optimizer] = []
+        # Row numbers of the batch in hand; the label party sets them before a step.
+        self.rows: Tensor | None = None
+
+    def configure(self, make: OptimizerFactory) -> None:
+        """Create the optimizers; one over all parameters unless a subclass differs.
+
+        Parameters
+        ----------
+        make : OptimizerFactory
+            The label party's choice of optimizer.
+        """
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        self.optimizers = [make(parameters)] if parameters else []
+
+    def prepare(
+        self, features: Sequence[Tensor], labels: Tensor, training: Tensor
+    ) -> None:
+        """Take note of what the label party holds; called before the first step.
+
+        Only an objective that learns from it does anything here, and no more than to
+        keep it: a party may be made anew, and called again, in the midst of a run.
+
+        Parameters
+        ----------
+        features : Sequence[Tensor]
+            The label party's own features, if it has any.
+        labels : Tensor
+            Labels of all rows, as :meth:`encode` returned them.
+        training : Tensor
+            Numbers of the training rows.
+        """
+
+    @abstractmethod
+    def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
+        """Train the own modules on one batch and return the embedding's gradient.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding, a leaf that requires a gradient.
+        labels : Tensor
+            Labels of the batch.
+        """
+
+    @abstractmethod
+    def predict(self, embedding: Tensor) -> Tensor:
+        """Return probabilities or values for a joined embedding.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding.
+        """
+
+    @abstractmethod
+    def encode(self, labels: Tensor) -> Tensor:
+        """Return labels in the form that the loss takes; refuse those it cannot.
+
+        Parameters
+        ----------
+        labels : Tensor
+            Labels as the label party was given them.
+        """
+
+
+class TopModelObjective(Objective):
+    """An objective that is a loss of a top model's output.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Takes the joined embedding.
+    """
+
+    def __init__(self, top: nn.Module) -> None:
+        super().__init__()
+        self.top = top
+        # Autograd lets nobody change a leaf in place, and the embedding is one.
+        self._in_place = any(getattr(m, "inplace", False) for m in top.modules())
+
+    @abstractmethod
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch.
+
+        Parameters
+        ----------
+        output : Tensor
+            What the top model returned.
+        labels : Tensor
+            Labels as :meth:`encode` returned them.
+        """
+
+    def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
+        """Train the top model on one batch and return the embedding's gradient.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding, a leaf that requires a gradient.
+        labels : Tensor
+            Labels of the batch.
+        """
+        for optimizer in self.optimizers:
+            clear_gradients(optimizer)
+        received = embedding.clone() if self._in_place else embedding
+        loss = self.loss(self.top(received), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in self.optimizers:
+            optimizer.step()
+        gradient = embedding.grad
+        if gradient is None:
+            gradient = torch.zeros_like(embedding)
+        return Outcome(loss.detach(), gradient)
+
+
+def one_column(output: Tensor, task: str) -> Tensor:
+    """Return a (B,) view of an output that must have one column.
+
+    Parameters
+    ----------
+    output : Tensor
+        What a top model returned.
+    task : str
+        The task, for the error.
+    """
+    if output.dim() == 2 and output.shape[1] == 1:
+        return output[:, 0]
+    if output.dim() == 1:
+        return output
+    raise ConfigError(
+        f"a top model for a {task} task must have one output column, got the shape "
+        f"{tuple(output.shape)}; end it in nn.Linear(..., 1)"
+    )
+
+
+def finite_numbers(labels: Tensor) -> Tensor:
+    """Return labels that are one finite number per row; refuse any other.
+
+    Parameters
+    ----------
+    labels : Tensor
+        Labels as the label party was given them.
+    """
+    if labels.dim() != 1:
+        raise ConfigError(
+            f"labels must be one number per row, got the shape {tuple(labels.shape)}"
+        )
+    bad = int((~torch.isfinite(labels.double())).sum())
+    if bad:
+        raise ConfigError(
+            f"{bad} of {len(labels)} labels are missing or infinite; drop or fill them"
+        )
+    return labels
+
+
+def class_numbers(labels: Tensor, classes: int) -> Tensor:
+    """Return labels that are whole numbers from 0 to classes - 1; refuse any other.
+
+    Parameters
+    ----------
+    labels : Tensor
+        Labels as the label party was given them.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    Tensor
+        Floats for two classes, as binary cross entropy takes them, otherwise integers.
+    """
+    labels = finite_numbers(labels)
+    outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
+    if outside.any():
+        first = labels[outside][0].item()
+        raise ConfigError(
+            f"labels of a task with {classes} classes must be whole numbers "
+            f"from 0 to {classes - 1}; {int(outside.sum())} are not, the "
+            f"first is {first:g}. Recode them, or choose the objective that fits"
+        )
+    return labels.float() if classes == 2 else labels.long()

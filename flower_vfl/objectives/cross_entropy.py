@@ -1,0 +1,78 @@
+"""Cross entropy: what vanilla split learning optimises."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .base import Task, TopModelObjective, class_numbers, one_column
+
+
+class CrossEntropy(TopModelObjective):
+    """Cross entropy of a top model's logits: vanilla split learning.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Takes the joined embedding and returns logits.
+    classes : int (default: 2)
+        With 2 the task is binary: the top model has one output column and the loss is
+        binary cross entropy. With more it has one output column per class.
+    """
+
+    def __init__(self, top: nn.Module, classes: int = 2) -> None:
+        super().__init__(top)
+        if classes < 2:
+            raise ConfigError(f"cross entropy needs at least 2 classes, got {classes}")
+        self.classes = classes
+        self.task: Task = "binary" if classes == 2 else "multiclass"
+
+    def _logits(self, output: Tensor) -> Tensor:
+        if self.task == "binary":
+            return one_column(output, self.task)
+        if output.dim() != 2 or output.shape[1] != self.classes:
+            raise ConfigError(
+                f"a top model for {self.classes} classes must have as many output "
+                f"columns, got the shape {tuple(output.shape)}"
+            )
+        return output
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross entropy.
+
+        Parameters
+        ----------
+        output : Tensor
+            Logits.
+        labels : Tensor
+            Labels as :meth:`encode` returned them.
+        """
+        logits = self._logits(output)
+        if self.task == "binary":
+            return F.binary_cross_entropy_with_logits(logits, labels)
+        return F.cross_entropy(logits, labels)
+
+    def predict(self, embedding: Tensor) -> Tensor:
+        """Return the probability of class 1, or of each class.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding.
+        """
+        logits = self._logits(self.top(embedding))
+        if self.task == "binary":
+            return torch.sigmoid(logits)
+        return torch.softmax(logits, dim=1)
+
+    def encode(self, labels: Tensor) -> Tensor:
+        """Return float labels (binary) or class numbers (multi-class).
+
+        Parameters
+        ----------
+        labels : Tensor
+            Whole numbers from 0 to classes - 1.
+        """
+        return class_numbers(labels, self.classes)

@@ -1,0 +1,69 @@
+"""Squared error: regression."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .base import Task, TopModelObjective, finite_numbers, one_column
+
+
+class MeanSquaredError(TopModelObjective):
+    """Squared error of a top model's output: regression.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Takes the joined embedding and returns one column.
+    center, scale : float (default: 0.0, 1.0)
+        The model learns ``(label - center) / scale``; predictions are in the labels'
+        own unit again. Mean and standard deviation of the training labels are a good
+        choice when labels are far from zero.
+    """
+
+    task: Task = "regression"
+
+    def __init__(self, top: nn.Module, center: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__(top)
+        if not scale > 0.0:
+            raise ConfigError(f"scale must be positive, got {scale}")
+        # Buffers, so that a checkpoint brings them along.
+        self.center: Tensor
+        self.scale: Tensor
+        self.register_buffer("center", torch.tensor(center))
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean squared error in units of ``scale``.
+
+        Parameters
+        ----------
+        output : Tensor
+            What the top model returned.
+        labels : Tensor
+            Labels as :meth:`encode` returned them.
+        """
+        target = (labels - self.center) / self.scale
+        return F.mse_loss(one_column(output, self.task), target)
+
+    def predict(self, embedding: Tensor) -> Tensor:
+        """Return values in the labels' own unit.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding.
+        """
+        return one_column(self.top(embedding), self.task) * self.scale + self.center
+
+    def encode(self, labels: Tensor) -> Tensor:
+        """Return float labels.
+
+        Parameters
+        ----------
+        labels : Tensor
+            Finite numbers.
+        """
+        return finite_numbers(labels).float()

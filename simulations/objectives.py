@@ -1,0 +1,276 @@
+"""Objectives of a run by name: ``"gafm:delta=0.05,gamma=1"``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.objectives import (
+    GAFM,
+    CrossEntropy,
+    GAFMOriginal,
+    KDk,
+    LADistill,
+    MeanSquaredError,
+    Objective,
+)
+from flower_vfl.objectives.gafm import Parts
+from flower_vfl.objectives.ladistill import FirstEpoch
+from flower_vfl.schedule import TRAIN
+from flower_vfl.spec import build_from_spec, parse_spec
+
+from .config import RunConfig
+from .datasets.types import Task
+from .inputs import InputSpec
+from .models import build_bottom, build_top
+
+if TYPE_CHECKING:
+    from .parties import PartyRows
+
+_CLASSES: tuple[Task, ...] = ("binary", "multiclass")
+OBJECTIVES: dict[str, tuple[Task, ...]] = {
+    "cross-entropy": _CLASSES,
+    "mean-squared-error": ("regression",),
+    "gafm": _CLASSES,
+    "gafm-original": ("binary", "regression"),
+    "ladistill": _CLASSES,
+    "kdk": _CLASSES,
+}
+_SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoid
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an objective is built for.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    task : {"binary", "multiclass", "regression"}
+        The task.
+    classes : int
+        Number of classes; 0 for a regression.
+    joined : int
+        Columns of the joined embedding.
+    own : InputSpec | None
+        The label party's own features, if it has any.
+    center, scale : float
+        Mean and standard deviation of the training labels of a regression.
+    """
+
+    config: RunConfig
+    task: Task
+    classes: int
+    joined: int
+    own: InputSpec | None
+    center: float = 0.0
+    scale: float = 1.0
+
+    def top(self) -> nn.Module:
+        """Return the top model that the settings name."""
+        outputs = self.classes if self.task == "multiclass" else 1
+        return build_top(self.config.top, self.joined, outputs)
+
+    def teacher(self, text: str) -> nn.Module:
+        """Return a teacher for the label party's features, or for the embeddings.
+
+        Parameters
+        ----------
+        text : str
+            A bottom model by name, whose width is the number of classes.
+        """
+        spec = self.own or InputSpec(numeric=self.joined)
+        return build_bottom(text, spec, self.classes)
+
+
+def cross_entropy(setup: Setup) -> Objective:
+    """Return vanilla split learning.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    """
+    return CrossEntropy(setup.top(), setup.classes)
+
+
+def mean_squared_error(setup: Setup) -> Objective:
+    """Return a regression of centred and scaled labels.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    """
+    return MeanSquaredError(setup.top(), setup.center, setup.scale)
+
+
+def gafm(
+    setup: Setup,
+    delta: float = 0.05,
+    gamma: float = 1.0,
+    sigma: float = 0.01,
+    clip: float = 0.1,
+    hidden: int = 16,
+    parts: Parts = "both",
+    squashed: Literal["auto", "yes", "no"] = "auto",
+) -> Objective:
+    """Return GAFM; there is no top model.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    delta, gamma, sigma, clip, hidden, parts
+        As for :class:`flower_vfl.objectives.GAFM`.
+    squashed : {"auto", "yes", "no"} (default: "auto")
+        Whether the bottom models end in a sigmoid; ``"auto"`` looks at their name.
+    """
+    sigmoid = squashed == "yes"
+    if squashed == "auto":
+        name, parameters = parse_spec(setup.config.bottom)
+        usual = "sigmoid" if name in _SQUASHED else "none"
+        sigmoid = parameters.get("final", usual) == "sigmoid"
+    return GAFM(
+        setup.joined, setup.classes, delta, gamma, sigma, clip, hidden, parts, sigmoid
+    )
+
+
+def gafm_original(
+    setup: Setup,
+    gamma: float | None = None,
+    sigma: float = 1.0,
+    clip: float = 0.01,
+    literal: bool = False,
+) -> Objective:
+    """Return the first form of GAFM; there is no top model.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    gamma, sigma, clip, literal
+        As for :class:`flower_vfl.objectives.GAFMOriginal`.
+    """
+    center, scale = setup.center, setup.scale
+    task: Literal["binary", "regression"] = "binary"
+    if setup.task == "regression":
+        task = "regression"
+    return GAFMOriginal(task, gamma, sigma, clip, literal, center, scale)
+
+
+def ladistill(
+    setup: Setup,
+    k: int = 2,
+    eps: float = 0.3,
+    teacher: str = "auto",
+    first_epoch: FirstEpoch = "vanilla",
+    epochs: int = 50,
+    batch: int = 128,
+    lr: float = 5e-3,
+) -> Objective:
+    """Return LADistill.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    k, eps, first_epoch
+        As for :class:`flower_vfl.objectives.LADistill`.
+    teacher : str (default: "auto")
+        A bottom model by name, e.g. ``teacher=resnet20`` or ``teacher=mlp:hidden=32``.
+    epochs, batch, lr
+        Of the teacher's training.
+    """
+    made = setup.teacher(teacher)
+    top, classes = setup.top(), setup.classes
+    return LADistill(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
+
+
+def kdk(
+    setup: Setup,
+    k: int = 2,
+    eps: float = 0.3,
+    teacher: str = "auto",
+    first_epoch: FirstEpoch = "vanilla",
+    epochs: int = 50,
+    batch: int = 128,
+    lr: float = 5e-3,
+) -> Objective:
+    """Return KDk.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it is built for.
+    k, eps, teacher, first_epoch, epochs, batch, lr
+        As for :func:`ladistill`.
+    """
+    made = setup.teacher(teacher)
+    top, classes = setup.top(), setup.classes
+    return KDk(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
+
+
+_BUILDERS: dict[str, Callable[..., Objective]] = {
+    "cross-entropy": cross_entropy,
+    "mean-squared-error": mean_squared_error,
+    "gafm": gafm,
+    "gafm-original": gafm_original,
+    "ladistill": ladistill,
+    "kdk": kdk,
+}
+
+
+def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
+    """Return the objective of a run, with its top model.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    rows : PartyRows
+        The label party's rows.
+    """
+    task = rows.task
+    if task is None:
+        raise ConfigError("the label party's task is not known")
+    text = config.objective
+    name, _ = parse_spec(text)
+    if name == "auto":
+        name = "mean-squared-error" if task == "regression" else "cross-entropy"
+        text = name + text.strip().removeprefix("auto")
+    if name not in OBJECTIVES:
+        raise unknown_name("objective", name, ["auto", *OBJECTIVES])
+    if task not in OBJECTIVES[name]:
+        fitting = [n for n, tasks in OBJECTIVES.items() if task in tasks]
+        raise ConfigError(
+            f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
+        )
+    return build_from_spec("objective", text, _BUILDERS, setup_for(config, rows, task))
+
+
+def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
+    """Return what the objective of a run is built for.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    rows : PartyRows
+        The label party's rows.
+    task : {"binary", "multiclass", "regression"}
+        The task.
+    """
+    embeddings = config.parties + bool(rows.data.inputs)
+    joined = config.width * (embeddings if config.aggregation == "concat" else 1)
+    center, scale = 0.0, 1.0
+    if task == "regression" and rows.labels is not None:
+        training = rows.labels[rows.codes == TRAIN]
+        center, scale = float(training.mean()), float(training.std()) or 1.0
+    spec = rows.data.spec
+    return Setup(config, task, len(rows.classes), joined, spec, center, scale)

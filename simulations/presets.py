@@ -1,0 +1,57 @@
+"""Settings that belong together, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flower_vfl.spec import build_from_spec
+
+Settings = dict[str, str]
+
+
+def ladsg(
+    distill: bool = True,
+    substitute: bool = True,
+    detect: bool = True,
+    k: int = 2,
+    eps: float = 0.3,
+    teacher: str = "auto",
+    epochs: int = 50,
+) -> Settings:
+    """Return LADSG: LADistill, SGSub and Geno, each of which can be left out.
+
+    Parameters
+    ----------
+    distill : bool (default: True)
+        Whether the label party's objective is LADistill.
+    substitute : bool (default: True)
+        Whether SGSub replaces every gradient.
+    detect : bool (default: True)
+        Whether Geno withholds outliers.
+    k, eps, teacher, epochs
+        Of LADistill; the epochs are the teacher's.
+
+    Returns
+    -------
+    dict[str, str]
+        ``objective`` and ``defense`` of a :class:`RunConfig`.
+    """
+    stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
+    objective = "auto"
+    if distill:
+        objective = f"ladistill:k={k},eps={eps:g},teacher={teacher},epochs={epochs}"
+    return {"objective": objective, "defense": " | ".join(stages)}
+
+
+PRESETS: dict[str, Callable[..., Settings]] = {"ladsg": ladsg}
+
+
+def preset(text: str) -> Settings:
+    """Return the settings that a preset stands for.
+
+    Parameters
+    ----------
+    text : str
+        For example ``"ladsg"`` or, without a part, ``"ladsg:substitute=false"``.
+    """
+    return build_from_spec("preset", text, PRESETS)
