@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from typing import Any
 
-from flwr.app import Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from flwr.supercore.run import Run
+
+from flower_vfl.wrapped_grid import WrappedGrid
 
 from .adapting import Adapter, Labels, Metrics
 
@@ -63,7 +63,7 @@ def defended_grid(
     )
 
 
-class DefendedGrid(Grid):
+class DefendedGrid(WrappedGrid):
     """A grid around another; made by :func:`defended_grid`.
 
     Parameters
@@ -80,7 +80,8 @@ class DefendedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, adapter: Adapter) -> None:
-        self._grid, self._adapter = grid, adapter
+        super().__init__(grid)
+        self._adapter = adapter
         self.reports: Metrics = {}
         self._others: set[str] = set()
         weakref.finalize(self, _tell_if_unused, adapter, self._others)
@@ -111,40 +112,6 @@ class DefendedGrid(Grid):
         """Send messages, gradients transformed, and return the replies."""
         defended = [self._defend(message) for message in messages]
         return self._grid.send_and_receive(defended, timeout=timeout)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return replies of the wrapped grid."""
-        return self._grid.pull_messages(message_ids)
-
-    def set_run(self, run: Run) -> None:
-        """Set the run of the wrapped grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message; Flower prefers ``Message(...)``."""
-        return self._grid.create_message(
-            content, message_type, dst_node_id, group_id, ttl
-        )
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Get the node ids of the wrapped grid."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Get the nodes of the wrapped grid."""
-        return self._grid.get_nodes()
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped grid has, such as ``close``."""

@@ -12,12 +12,11 @@ from typing import Final, Literal
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from flwr.supercore.run import Run
 
 from flower_vfl.errors import unknown_name
+from flower_vfl.wrapped_grid import WrappedGrid
 
 from .endpoint import Endpoint, Pem
 from .invitation import is_simulation, problem_of
@@ -41,7 +40,7 @@ _FAST_POLL: Final = 0.05
 _SLOW_POLL: Final = 1.0
 
 
-class ResidentGrid(Grid):
+class ResidentGrid(WrappedGrid):
     """Carry Flower messages over one gRPC stream per node.
 
     Messages and replies are the same as on the wrapped grid. A node joins on the first
@@ -117,7 +116,7 @@ class ResidentGrid(Grid):
             raise unknown_name("wire_dtype", wire_dtype, WIRE_DTYPES)
         if on_missing not in ("error", "plain"):
             raise unknown_name("on_missing", on_missing, ("error", "plain"))
-        self._grid = grid
+        super().__init__(grid)
         self._endpoint = Endpoint(
             address, advertise, certificate, private_key, root_certificate, insecure
         )
@@ -289,34 +288,6 @@ class ResidentGrid(Grid):
             if away:
                 self._invite(hub, away, left)
         return {**failed, **{n: reasons[n] for n in waiting}}
-
-    def set_run(self, run: Run) -> None:
-        """Set the run of the wrapped grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message; Flower prefers ``Message(...)``."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Get the node ids of the wrapped grid."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Get the nodes of the wrapped grid."""
-        return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, in order.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_cases import call
 from flwr.app import Context, RecordDict
 
 from flower_vfl.attacks import ModelCompletion
@@ -20,7 +20,6 @@ from flower_vfl.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.checkpoints import DirectoryStore
 from flower_vfl.errors import ConfigError
 from flower_vfl.schedule import TEST, TRAIN
-from flower_vfl.simulations import cli
 from flower_vfl.simulations.attacking import (
     Active,
     Passive,
@@ -48,22 +47,6 @@ def flower_log() -> Iterator[None]:
     set_log(verbose=False)
     yield
     logger.setLevel(level)
-
-
-def call(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    *arguments: str,
-) -> tuple[int, str, str]:
-    """Call the command in this process, which spares the imports."""
-    monkeypatch.setattr(sys, "argv", ["flower-vfl", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cli_cases import call
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
@@ -35,22 +36,6 @@ def run_cli(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[
     if check:
         assert done.returncode == 0, done.stderr
     return done
-
-
-def call(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    *arguments: str,
-) -> tuple[int, str, str]:
-    """Call the command in this process, which spares the imports."""
-    monkeypatch.setattr(sys, "argv", ["flower-vfl", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture(autouse=True)
