@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
@@ -164,7 +165,8 @@ def gafm_original(
     return GAFMOriginal(task, gamma, sigma, clip, literal, center, scale)
 
 
-def ladistill(
+def distilled(
+    kind: type[LADistill],
     setup: Setup,
     k: int = 2,
     eps: float = 0.3,
@@ -174,10 +176,12 @@ def ladistill(
     batch: int = 128,
     lr: float = 5e-3,
 ) -> Objective:
-    """Return LADistill.
+    """Return LADistill or KDk.
 
     Parameters
     ----------
+    kind : type[LADistill]
+        Which of them.
     setup : Setup
         What it is built for.
     k, eps, first_epoch
@@ -189,31 +193,7 @@ def ladistill(
     """
     made = setup.teacher(teacher)
     top, classes = setup.top(), setup.classes
-    return LADistill(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
-
-
-def kdk(
-    setup: Setup,
-    k: int = 2,
-    eps: float = 0.3,
-    teacher: str = "auto",
-    first_epoch: FirstEpoch = "vanilla",
-    epochs: int = 50,
-    batch: int = 128,
-    lr: float = 5e-3,
-) -> Objective:
-    """Return KDk.
-
-    Parameters
-    ----------
-    setup : Setup
-        What it is built for.
-    k, eps, teacher, first_epoch, epochs, batch, lr
-        As for :func:`ladistill`.
-    """
-    made = setup.teacher(teacher)
-    top, classes = setup.top(), setup.classes
-    return KDk(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
+    return kind(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
 
 
 _BUILDERS: dict[str, Callable[..., Objective]] = {
@@ -221,8 +201,8 @@ _BUILDERS: dict[str, Callable[..., Objective]] = {
     "mean-squared-error": mean_squared_error,
     "gafm": gafm,
     "gafm-original": gafm_original,
-    "ladistill": ladistill,
-    "kdk": kdk,
+    "ladistill": partial(distilled, LADistill),
+    "kdk": partial(distilled, KDk),
 }
 
 
