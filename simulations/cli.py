@@ -13,6 +13,7 @@ from flower_vfl.errors import ConfigError, VerticalError
 from .engines import set_log
 from .predict import predict_saved, write_predictions
 from .run_command import run
+from .select_command import select
 
 app = typer.Typer(
     name="flower-vfl",
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(select)
 
 
 @app.callback()
