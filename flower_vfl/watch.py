@@ -40,9 +40,11 @@ class Leakage:
         What happens then: a warning in the log; the end of the run, with a checkpoint;
         or a defense that is stronger by `factor` from the next step on.
     window : int (default: 20)
-        Steps to average over; a single batch says little.
+        Measured steps to average over; a single batch says little.
     factor : float (default: 2.0)
         By how much a defense is made stronger.
+    every : int (default: 1)
+        Measure every so many steps only, where time matters.
     coalitions : tuple[str, ...] (default: ())
         Parties that pool what they see, ``"passive-1+passive-2"``; ``"all"`` for all.
     baseline : bool (default: False)
@@ -57,6 +59,7 @@ class Leakage:
     action: LeakAction = "warn"
     window: int = 20
     factor: float = 2.0
+    every: int = 1
     coalitions: tuple[str, ...] = ()
     baseline: bool = False
     layers: bool = False
@@ -69,10 +72,10 @@ class Leakage:
             raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
         if self.limit is None and self.action != "warn":
             raise ConfigError(f"the action '{self.action}' needs a leak limit")
-        if self.window < 1 or not self.factor > 1.0:
+        if self.window < 1 or self.every < 1 or not self.factor > 1.0:
             raise ConfigError(
-                f"a window is at least 1 and a factor more than 1, got {self.window} "
-                f"and {self.factor}"
+                f"window and every are at least 1 and a factor more than 1, got "
+                f"{self.window}, {self.every} and {self.factor}"
             )
 
     def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
@@ -179,7 +182,7 @@ class LeakWatch:
             ``leak_norm/passive-1`` and so on, raw and flipped; and
             ``leak_limit/party``, the average that exceeds the limit, where one does.
         """
-        if not gradients:
+        if not gradients or step % self.settings.every:
             return {}
         together = self._coalitions(gradients)
         found = self.meter.pairs(gradients, labels, step, clean, coalitions=together)

@@ -130,11 +130,13 @@ def leakage_of(config: RunConfig) -> Leakage | None:
         limit=config.leak_limit or None,
         action=config.leak_action,  # type: ignore[arg-type]  # checked there
         window=config.leak_window,
+        every=config.leak_every,
         coalitions=tuple(c.strip() for c in config.coalitions.split(",") if c.strip()),
         baseline=config.leak_baseline,
         layers=config.leak_layers,
     )
-    return None if leakage == Leakage(window=leakage.window) else leakage
+    idle = Leakage(window=leakage.window, every=leakage.every)
+    return None if leakage == idle else leakage
 
 
 def check_attacks(config: RunConfig) -> None:

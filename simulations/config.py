@@ -76,6 +76,8 @@ class RunConfig:
         What happens then: ``"warn"``, ``"stop"`` or ``"raise"``.
     leak_window : int (default: 20)
         Steps over which leak AUC is averaged for the limit.
+    leak_every : int (default: 1)
+        Measure every so many steps only.
     coalitions : str (default: "")
         Parties that attack together, ``"passive-1+passive-2"``, several separated by
         commas; ``"all"`` for all.
@@ -156,6 +158,7 @@ class RunConfig:
     leak_limit: float = 0.0
     leak_action: str = "warn"
     leak_window: int = 20
+    leak_every: int = 1
     coalitions: str = ""
     leak_baseline: bool = False
     leak_layers: bool = False

@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import build_defense, defense_spec
 
@@ -64,3 +66,18 @@ def defaults_of(path: Path) -> dict[str, Any]:
             value = split_attacks(value)
         defaults[_OPTIONS.get(name, name.replace("-", "_"))] = value
     return defaults
+
+
+def use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of a file the defaults of a command's options.
+
+    Parameters
+    ----------
+    context : typer.Context
+        The command that is being called.
+    path : Path | None
+        The file, if one is given.
+    """
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **defaults_of(path)}
+    return path

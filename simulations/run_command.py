@@ -15,7 +15,7 @@ from flower_vfl.strategies import DEFENSES
 
 from .attacking import COMPLETIONS
 from .config import RunConfig
-from .config_file import defaults_of
+from .config_file import use_as_defaults
 from .datasets import dataset_names
 from .engines import ENGINES, run_and_attack
 from .models import BOTTOM_MODELS, TOP_MODELS
@@ -30,13 +30,6 @@ _DATA, _MODEL, _TRAIN, _FILES, _RUN = "Data", "Model", "Training", "Own files", 
 _DEFENSE, _ATTACK = "Defense", "Attacks"
 
 
-def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the settings of a file the defaults of the options."""
-    if path is not None:
-        context.default_map = {**(context.default_map or {}), **defaults_of(path)}
-    return path
-
-
 def run(
     config_file: Annotated[
         Path | None,
@@ -44,7 +37,7 @@ def run(
             "--config",
             help="TOML file with any of these settings; what the command line says "
             "comes first.",
-            callback=_read_config,
+            callback=use_as_defaults,
             is_eager=True,
             rich_help_panel=_RUN,
         ),
@@ -217,6 +210,10 @@ def run(
         int,
         typer.Option(help="Steps over which it is averaged.", rich_help_panel=_ATTACK),
     ] = DEFAULT.leak_window,
+    leak_every: Annotated[
+        int,
+        typer.Option(help="Steps between two measurements.", rich_help_panel=_ATTACK),
+    ] = DEFAULT.leak_every,
     coalitions: Annotated[
         str,
         typer.Option(
@@ -368,6 +365,7 @@ def run(
         leak_limit=leak_limit,
         leak_action=leak_action,
         leak_window=leak_window,
+        leak_every=leak_every,
         coalitions=coalitions,
         leak_baseline=leak_baseline,
         leak_layers=leak_layers,

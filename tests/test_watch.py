@@ -49,7 +49,7 @@ def warnings() -> Iterator[list[str]]:
         ({"limit": 0.0}, "between 0 and 1"),
         ({"limit": 1.2}, "between 0 and 1"),
         ({"limit": float("nan")}, "between 0 and 1"),
-        ({"window": 0}, "a window is at least 1"),
+        ({"window": 0}, "window and every are at least 1"),
         ({"factor": 1.0}, "a factor more than 1"),
         ({"action": "stop"}, "the action 'stop' needs a leak limit"),
         ({"action": "raise"}, "the action 'raise' needs a leak limit"),
@@ -314,3 +314,15 @@ def test_an_attack_that_does_not_fit_names_party_and_step() -> None:
         LeakWatch(Leakage(("nrom",)), "binary")
     with pytest.raises(ConfigError, match="needs classes"):
         LeakWatch(Leakage(("cosine",)), "regression")
+
+
+def test_steps_in_between_are_not_measured() -> None:
+    watch = LeakWatch(Leakage(attacks=("norm",), every=3), "binary")
+    gradient, labels = torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    found = [
+        bool(watch.measure({"a": gradient}, {"a": gradient}, labels, step))
+        for step in range(1, 8)
+    ]
+    assert found == [False, False, True, False, False, True, False]
+    with pytest.raises(ConfigError, match="at least 1"):
+        Leakage(every=0)
