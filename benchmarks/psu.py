@@ -1,0 +1,216 @@
+"""Private set union: powers per second, and how much of the library's speed is left.
+
+For each group the speed of the library's own power in a tight loop, on all cores; then
+the whole union of two parties (hashing, powers, checks, sorting, sealing, looking up)
+and its powers per second as a share of that speed, measured before and after. A power
+of a modp group with the product of two or three short keys counts as two or three. Both
+parties run in this process, one after the other, each on all cores, so that the time is
+that of the work of both. Memory is the growth of the process at its peak, for both.
+
+    python benchmarks/psu.py --ids 100000
+    python benchmarks/psu.py --ids 1000000 --groups ristretto255
+
+Where openmined-psi is installed, its intersection of the same ids follows (one core).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import resource
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from flower_vfl.alignment import (
+    GROUPS,
+    Elements,
+    Group,
+    Identity,
+    Letter,
+    Member,
+    Post,
+    PsiParty,
+    PsuParty,
+    Seals,
+    encode_ids,
+    make_group,
+    settings,
+)
+from flower_vfl.alignment.elements import cores
+from flower_vfl.alignment.modp import Modp
+
+NAMES = ["a", "p"]
+KINDS = {"psu": PsuParty, "psi": PsiParty}
+
+
+def tight_loop(group: Group, calls: int) -> Callable[[], None]:
+    """Return a function that raises one element many times, without any list."""
+    element = group.hash([b"element"])
+    key = group.random_key()
+    if isinstance(group, Modp):
+        library = group._library
+        base = library.number(element.tobytes())
+        exponent = library.number(key.to_bytes(group.size, "big"))
+        modulus = group._prime
+
+        def loop() -> None:
+            for _ in range(calls):
+                library.power(base, exponent, modulus)
+
+        return loop
+    multiply = group._sodium.crypto_scalarmult_ristretto255  # type: ignore[attr-defined]
+    scalar = ctypes.create_string_buffer(key.to_bytes(32, "little"), 32)
+
+    def sodium_loop() -> None:
+        target = ctypes.create_string_buffer(32)
+        place, source = ctypes.addressof(target), element.ctypes.data
+        at = ctypes.addressof(scalar)
+        for _ in range(calls):
+            multiply(place, at, source)
+
+    return sodium_loop
+
+
+def tight_speed(group: Group, calls: int) -> float:
+    """Return the powers per second of the tight loop on all cores at once."""
+    threads = [
+        threading.Thread(target=tight_loop(group, calls)) for _ in range(cores())
+    ]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return calls * len(threads) / (time.perf_counter() - start)
+
+
+def make_posts(method: str, group: Group) -> dict[str, Post]:
+    """Return the letter boxes of two parties that have pinned each other's keys."""
+    identities = {name: Identity() for name in NAMES}
+    agreed = settings(method, group.name, NAMES, 0)
+    session = secrets.token_bytes(16)
+    seals = {}
+    for name, other in zip(NAMES, reversed(NAMES), strict=True):
+        pins = {other: identities[other].public}
+        seals[name] = Seals(name, session, agreed, identities[name], pins)
+    hellos = [each.hello() for each in seals.values()]
+    for each in seals.values():
+        each.meet(hellos)
+    return {name: Post(seals[name], group) for name in NAMES}
+
+
+def align(
+    method: str, group: Group, ids: dict[str, list[str]]
+) -> tuple[float, float, int]:
+    """Return seconds, powers of both parties, and ids in the end."""
+    powers = 0.0
+    raise_list = group.power
+    usual = group.random_key().bit_length()
+
+    def counted(elements: Elements, key: int, progress: None = None) -> Elements:
+        nonlocal powers
+        longer = key.bit_length() / usual if isinstance(group, Modp) else 1
+        powers += len(elements) * longer
+        return raise_list(elements, key)
+
+    group.power = counted  # type: ignore[method-assign]
+    start = time.perf_counter()
+    posts = make_posts(method, group)
+    members = {
+        name: Member(
+            KINDS[method](name, NAMES, encode_ids(ids[name]), group, b"benchmark")
+        )
+        for name in NAMES
+    }
+    letters: list[Letter] = []
+    for member in members.values():
+        letters += member.open()
+    while letters:
+        following: list[Letter] = []
+        while letters:
+            letter = letters.pop(0)
+            for sealed in posts[letter.sender].send(letter):
+                arrived = posts[letter.receiver].receive(sealed)
+                if arrived is not None:
+                    following += members[letter.receiver].take(arrived)
+        letters = following
+    alignment = members["a"].alignment
+    assert alignment is not None
+    return time.perf_counter() - start, powers, len(alignment.universe)
+
+
+def peak() -> float:
+    """Return the largest memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(method: str, name: str, count: int, overlap: float) -> None:
+    group = make_group(name)
+    calls = 4000 if name == "ristretto255" else 300
+    before_memory = peak()
+    shared = int(count * overlap)
+    ids = {
+        "a": [f"person-{n}@example.org" for n in range(count)],
+        "p": [
+            f"person-{n}@example.org" for n in range(count - shared, 2 * count - shared)
+        ],
+    }
+    before = tight_speed(group, calls)
+    seconds, powers, aligned = align(method, group, ids)
+    after = tight_speed(group, calls)
+    speed, whole = (before + after) / 2, powers / seconds
+    memory = peak() - before_memory
+    print(
+        f"{method} {name}: {count} and {count} ids, {aligned} aligned: "
+        f"{seconds:.1f} s; {powers:.0f} powers, {whole:.0f}/s; "
+        f"tight loop {speed:.0f}/s on {cores()} cores "
+        f"(before {before:.0f}, after {after:.0f}); "
+        f"share {whole / speed:.2f}; {memory:.0f} MiB, "
+        f"{memory * 2**20 / (2 * count):.0f} bytes per id and party",
+        flush=True,
+    )
+
+
+def measure_openmined(count: int, overlap: float) -> None:
+    try:
+        psi = importlib.import_module("private_set_intersection.python")
+    except ImportError:
+        print("openmined-psi is not installed")
+        return
+    shared = int(count * overlap)
+    theirs = [f"person-{n}@example.org" for n in range(count)]
+    ours = [
+        f"person-{n}@example.org" for n in range(count - shared, 2 * count - shared)
+    ]
+    start = time.perf_counter()
+    client = psi.client.CreateWithNewKey(True)
+    server = psi.server.CreateWithNewKey(True)
+    setup = server.CreateSetupMessage(0.0, count, ours, psi.DataStructure.RAW)
+    response = server.ProcessRequest(client.CreateRequest(theirs))
+    found = client.GetIntersection(setup, response)
+    seconds = time.perf_counter() - start
+    print(
+        f"openmined-psi: {count} and {count} ids, {len(found)} shared: {seconds:.1f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ids", type=int, default=100_000, help="of each party")
+    parser.add_argument("--modp-ids", type=int, default=300, help="for modp groups")
+    parser.add_argument("--overlap", type=float, default=0.5)
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=[*GROUPS])
+    parser.add_argument("--methods", nargs="+", choices=KINDS, default=["psu"])
+    given = parser.parse_args()
+    for method in given.methods:
+        for name in given.groups:
+            count = given.ids if name == "ristretto255" else given.modp_ids
+            measure(method, name, count, given.overlap)
+    measure_openmined(given.ids, given.overlap)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Ids as bytes that mean one id only.
+
+An id is a text, an integer or bytes. Its bytes begin with its type and its length, so
+that ``1``, ``"1"`` and ``b"1"`` are three ids: the parties must agree on the type as
+well as on the values. Texts are Unicode-normalised (NFC). Floats and booleans are
+refused: a float is what a table makes of an integer column with gaps, and two tables
+need not round in the same way.
+
+Errors name positions and types, never an id: they end in logs, and who is a customer is
+just what alignment is there to keep private.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..errors import ConfigError, unknown_name
+
+Id = str | int | bytes
+Normaliser = Callable[[Id], Id]
+
+_SHOWN = 5  # positions in an error
+_SEPARATORS = str.maketrans("", "", " \t\u00a0-.()/\u2010\u2011\u2013")
+
+
+def plain(given: object) -> Id:
+    """Return an id as Python's own text, integer or bytes.
+
+    Parameters
+    ----------
+    given : object
+        An id, also as one of numpy's types.
+    """
+    if isinstance(given, str):
+        return str.__str__(given)  # not the name of an enumeration's member
+    if isinstance(given, bytes):
+        return bytes(given)
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        return int(given)
+    raise ConfigError(
+        f"an id is a text, an integer or bytes, not a {type(given).__name__}"
+    )
+
+
+def encode_id(given: object) -> bytes:
+    """Return the bytes of one id: its type, its length, itself.
+
+    Parameters
+    ----------
+    given : object
+        A text, an integer or bytes.
+    """
+    value = plain(given)
+    if isinstance(value, str):
+        try:
+            kind, text = b"s", unicodedata.normalize("NFC", value).encode()
+        except UnicodeEncodeError:
+            raise ConfigError("an id is a text that is not valid Unicode") from None
+    elif isinstance(value, int):
+        kind = b"i"
+        text = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+    else:
+        kind, text = b"b", value
+    return kind + len(text).to_bytes(8, "big") + text
+
+
+def encode_ids(
+    ids: Iterable[object], normalise: Normaliser | str | None = None
+) -> list[bytes]:
+    """Return the bytes of every id; an error where two are the same.
+
+    Parameters
+    ----------
+    ids : Iterable[object]
+        Texts, integers or bytes.
+    normalise : Normaliser | str | None (default: None)
+        What makes one spelling of an id out of several: a function, or a name of
+        `NORMALISERS`.
+    """
+    change = normaliser(normalise)
+    messages: list[bytes] = []
+    for position, given in enumerate(ids):
+        try:
+            messages.append(encode_id(change(plain(given))))
+        except ConfigError as error:
+            raise ConfigError(f"id at position {position}: {error}") from None
+        except Exception as error:  # of a normaliser; its message may hold the id
+            problem = f"the normaliser failed with {type(error).__name__}"
+            raise ConfigError(f"id at position {position}: {problem}") from None
+    _refuse_duplicates(messages)
+    return messages
+
+
+def _refuse_duplicates(messages: Sequence[bytes]) -> None:
+    first: dict[bytes, int] = {}
+    repeats = [
+        (first[message], position)
+        for position, message in enumerate(messages)
+        if first.setdefault(message, position) != position
+    ]
+    if not repeats:
+        return
+    shown = ", ".join(f"{early} and {late}" for early, late in repeats[:_SHOWN])
+    more = ", ..." if len(repeats) > _SHOWN else ""
+    raise ConfigError(
+        f"{len(repeats)} of {len(messages)} ids repeat an earlier one after "
+        f"normalisation (positions {shown}{more}); keep one row per id"
+    )
+
+
+def normaliser(given: Normaliser | str | None) -> Normaliser:
+    """Return a normaliser, which may be given by name.
+
+    Parameters
+    ----------
+    given : Normaliser | str | None
+        A function, a name of `NORMALISERS`, or None for none.
+    """
+    if given is None:
+        return unchanged
+    if isinstance(given, str):
+        if given not in NORMALISERS:
+            raise unknown_name("normaliser", given, NORMALISERS)
+        return NORMALISERS[given]
+    return given
+
+
+def unchanged(given: Id) -> Id:
+    """Return the id as it is.
+
+    Parameters
+    ----------
+    given : Id
+        An id.
+    """
+    return given
+
+
+def lower_email(given: Id) -> Id:
+    """Return an e-mail address without blanks around it and in lower case.
+
+    Parameters
+    ----------
+    given : Id
+        A text with one ``@`` and something on either side of it.
+    """
+    if not isinstance(given, str):
+        raise ConfigError(f"an e-mail address is a text, not a {type(given).__name__}")
+    text = unicodedata.normalize("NFKC", given).strip().lower()
+    name, at, host = text.rpartition("@")
+    if not (name and at and host) or "@" in name or any(map(str.isspace, text)):
+        raise ConfigError("this is no e-mail address")
+    return text
+
+
+def e164(given: Id) -> Id:
+    """Return a phone number as E.164 writes it: ``+``, country code, number.
+
+    Blanks, dashes, dots, slashes and brackets are dropped and ``00`` at the start
+    becomes ``+``. A number without a country code is refused: guessing one would make
+    two people one id.
+
+    Parameters
+    ----------
+    given : Id
+        A text.
+    """
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"a phone number is a text, not a {type(given).__name__}: a number "
+            "loses its + and its leading zeros"
+        )
+    text = unicodedata.normalize("NFKC", given)
+    if "(0)" in text:  # +44 (0)20: the zero is not dialled from abroad
+        raise ConfigError("a phone number must not hold '(0)'; leave that zero out")
+    text = text.translate(_SEPARATORS)
+    if text.startswith("00"):
+        text = "+" + text[2:]
+    digits = text[1:]
+    if not (text.startswith("+") and digits.isascii() and digits.isdigit()):
+        raise ConfigError("this is no phone number with a country code, as +49 30 1234")
+    if digits.startswith("0") or not 7 <= len(digits) <= 15:
+        raise ConfigError("an E.164 number has 7 to 15 digits and starts with 1 to 9")
+    return text
+
+
+NORMALISERS: dict[str, Normaliser] = {
+    "none": unchanged,
+    "lower_email": lower_email,
+    "e164": e164,
+}

@@ -1,0 +1,85 @@
+"""Dummy ids, which blur the size of the intersection.
+
+An id that only one party adds would blur nothing: it enlarges that party's list and the
+union by one each, and the intersection's size is the difference. So there is a pool of
+``2 * padding`` dummy ids that everybody knows, and each party adds a secret half of it,
+drawn for this session. How many dummies two parties share is then random, with mean
+``padding / 2`` and a standard deviation of about ``sqrt(padding / 8)``, and neither of
+them can know it: of the union it sees only sizes, and its own ids.
+
+The privacy statement, for the size of the intersection as a party sees it in a private
+set union of two: that size plus the number of shared dummies is (ε, δ)-differentially
+private for one id of the other party, with the δ of `padding_delta`. With three or more
+parties the same holds for every pair of them.
+
+What padding does not do: the number of ids of each party stays known (everybody can
+subtract the padding); the server sees the same blurred sizes; in an intersection (PSI)
+each party learns which of its own ids are shared in any case, so that there it blurs
+the size for the server alone. Dummies stay in the union and are trained on with
+synthetic data. Two sessions over the same ids give two independent draws: repeating the
+handshake averages the noise away.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+
+
+def dummy_messages(padding: int) -> list[bytes]:
+    """Return a secret random half of the pool of dummy ids.
+
+    Parameters
+    ----------
+    padding : int
+        Number of dummy ids; 0 for none.
+    """
+    if padding < 0:
+        raise ConfigError(f"padding is a number of dummy ids, not {padding}")
+    chosen = secrets.SystemRandom().sample(range(2 * padding), padding)
+    return [b"d" + (8).to_bytes(8, "big") + n.to_bytes(8, "big") for n in chosen]
+
+
+def shared_dummies(padding: int) -> NDArray[np.float64]:
+    """Return the probability of 0, 1, ..., `padding` shared dummies.
+
+    Parameters
+    ----------
+    padding : int
+        Number of dummy ids of each of two parties.
+    """
+
+    def log_choose(total: int, part: int) -> float:
+        return (
+            math.lgamma(total + 1)
+            - math.lgamma(part + 1)
+            - math.lgamma(total - part + 1)
+        )
+
+    every = log_choose(2 * padding, padding)
+    logs = [2 * log_choose(padding, part) - every for part in range(padding + 1)]
+    chances: NDArray[np.float64] = np.exp(np.array(logs))
+    return chances
+
+
+def padding_delta(padding: int, epsilon: float) -> float:
+    """Return the δ for which the blurred size is (ε, δ)-differentially private.
+
+    Parameters
+    ----------
+    padding : int
+        Number of dummy ids of each party.
+    epsilon : float
+        ε, not negative.
+    """
+    if epsilon < 0:
+        raise ConfigError(f"epsilon is not negative, unlike {epsilon}")
+    chances = np.append(shared_dummies(padding), 0.0)
+    shifted = np.append(0.0, chances[:-1])  # one id more in the intersection
+    excess = np.maximum(chances - math.exp(epsilon) * shifted, 0).sum()
+    return float(min(1.0, excess))

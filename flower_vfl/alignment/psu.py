@@ -1,0 +1,387 @@
+"""Private set union: universal ids for all ids of all parties, step by step.
+
+Algorithm 1 of FLORIST (Sun et al., Vertical Federated Learning without Revealing
+Intersection Membership, https://arxiv.org/abs/2106.05508) for two parties, and the same
+on a ring of n parties. Every party i draws three keys s1, s2, s3 for one session; H(x)
+is the group element of id x.
+
+1. First round. Each list ``H(X_i)^s1`` goes once around the ring and every party raises
+   it to its own s1. The merging party (the first of the ring) then has all lists under
+   the same keys and makes one list of them: the union.
+2. Second round. The union goes around the ring and every party raises it to s2·s3. The
+   last one tells all: these are the universal ids U.
+3. Private part, at the same time as 1. Party i sends ``H(X_i)^s2`` around the ring,
+   every other party raises it to its own s1·s2·s3, and party i raises what comes back
+   to s1·s3. Now every id of party i stands under all keys of all parties, as the
+   elements of U do.
+
+The steps of Algorithm 1 for two parties are: `announce` 3 and 5, `raise_first` 4 and 6,
+`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `announce`,
+`raise_blinded`, `unblind` with `finish` the lines of 11 and 12. (Step 6 also sends its
+list to the other party, who has no use for it; that is left out.) A party computes
+2·Σ|X_j| + |X_i| + |U| powers.
+
+Lists whose order could link elements are sorted by their bytes, so that their order
+tells nothing that the set does not. Only the private lists keep an order: that of the
+blinded elements, which is random to everybody else.
+
+What each one learns, if all follow the protocol and none works with another:
+
+- every party: the number of ids of each party, the size of the union and U; which
+  element of U belongs to which of its own ids; for two parties therefore the size of
+  the intersection, but not who is in it.
+- the merging party of three or more: how many ids each combination of parties shares,
+  besides (it sees whose lists meet, under keys that no one can undo alone).
+- the server that relays: the sizes of the lists, when the contents are sealed
+  (`flower_vfl.alignment.sealing`). Without the seal it could send a list of guesses
+  around, or match two lists, and so must be trusted.
+
+A party that departs from the protocol is not covered: it can always claim ids that it
+does not have, up to the number it announced. Parties that work together learn in
+addition what their common ids and the merging party's table give away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, VerticalError
+from .elements import Elements, Group, Progress, is_ascending, order_of, texts
+from .padding import dummy_messages
+
+Phase = Literal["first", "blinded", "union", "universe"]
+Positions = NDArray[np.int64]
+
+
+class ListError(VerticalError, ValueError):
+    """A list that the protocol does not allow: repeated, out of turn, a wrong count."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """What a party holds after the handshake.
+
+    Parameters
+    ----------
+    universe : Elements
+        The universal ids, sorted: the same at every party.
+    positions : Positions
+        For each id of this party, in the order it was given: the row of its universal
+        id, or -1 for an id outside of an intersection.
+    dummies : Positions
+        The rows of this party's dummy ids (see `flower_vfl.alignment.padding`).
+    counts : Mapping[str, int]
+        How many ids each party announced, with its dummies: what was revealed.
+    """
+
+    universe: Elements
+    positions: Positions
+    dummies: Positions
+    counts: Mapping[str, int]
+
+    def revealed(self) -> dict[str, int]:
+        """Return every number that this party has learnt about the others."""
+        return {**self.counts, "aligned": len(self.universe)}
+
+
+@dataclass(frozen=True)
+class _Keys:
+    first: int  # s1
+    blind: int  # s2
+    rest: int  # s3
+
+
+class PsuParty:
+    """One party of one private set union: a method for each step, each step once.
+
+    An error ends the session: the keys are gone and no mapping is left.
+
+    Parameters
+    ----------
+    name : str
+        Name of this party.
+    ring : Sequence[str]
+        Names of all parties in the order of the ring; the first one merges.
+    messages : Sequence[bytes]
+        The ids of this party from `flower_vfl.alignment.ids.encode_ids`.
+    group : Group
+        The group that all parties use.
+    session : bytes
+        Name of the session, the same for all parties and never used before.
+    padding : int (default: 0)
+        Number of dummy ids, the same for all parties.
+    progress : Progress | None (default: None)
+        Called with the number of powers done since the last call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ring: Sequence[str],
+        messages: Sequence[bytes],
+        group: Group,
+        session: bytes,
+        padding: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        if len(ring) < 2 or len(set(ring)) != len(ring) or name not in ring:
+            raise ConfigError(
+                f"alignment needs two or more parties with different names, '{name}' "
+                f"among them, not {list(ring)}"
+            )
+        if not session:
+            raise ConfigError("an alignment session needs a name of its own")
+        self.name = name
+        self.ring = tuple(ring)
+        self.group = group
+        self._own = len(messages)
+        self._messages: Sequence[bytes] | None = [*messages, *dummy_messages(padding)]
+        self._session = session
+        self._progress = progress
+        self._keys: _Keys | None = _Keys(*(group.random_key() for _ in range(3)))
+        self._order: Positions | None = None
+        self._done: set[tuple[Phase, str]] = set()
+        self._seen: set[bytes] = set()
+        self._counts: dict[str, int] = {name: len(self._messages)}
+        self._size: int | None = None
+        self._complete: dict[str, Elements] = {}
+        self._mine: Elements | None = None
+        self._universe: Elements | None = None
+
+    def announce(self) -> tuple[Elements, Elements]:
+        """Return this party's list for the first round and its private list."""
+        keys = self._begin("first", self.name)
+        self._done.add(("blinded", self.name))
+        assert self._messages is not None
+        hashed = self.group.hash(self._messages, self._session)
+        self._messages = None
+        first = self.group.power(hashed, keys.first, self._progress)
+        blinded = self.group.power(hashed, keys.blind, self._progress)
+        self._order = order_of(blinded)
+        return first[order_of(first)], blinded[self._order]
+
+    def raise_first(self, owner: str, elements: Elements) -> Elements:
+        """Return another party's list of the first round, raised and sorted.
+
+        Parameters
+        ----------
+        owner : str
+            The party whose ids these are.
+        elements : Elements
+            The list as it came.
+        """
+        keys = self._begin("first", owner)
+        self._check_list(owner, elements, ascending=True)
+        raised = self.group.power(elements, keys.first, self._progress)
+        return raised[order_of(raised)]
+
+    def raise_blinded(self, owner: str, elements: Elements) -> Elements:
+        """Return another party's private list, raised, in the order it came.
+
+        Parameters
+        ----------
+        owner : str
+            The party whose ids these are.
+        elements : Elements
+            The list as it came.
+        """
+        keys = self._begin("blinded", owner)
+        self._check_list(owner, elements, ascending=False)
+        total = self.group.product(keys.first, keys.blind, keys.rest)
+        return self.group.power(elements, total, self._progress)
+
+    def collect(self, owner: str, elements: Elements) -> None:
+        """Keep a list that every party has raised: the merging party's part.
+
+        Parameters
+        ----------
+        owner : str
+            The party whose ids these are.
+        elements : Elements
+            The list at the end of the first round.
+        """
+        if self.name != self.ring[0]:
+            raise ListError(f"the lists are merged by '{self.ring[0]}'")
+        if owner not in self._counts or owner in self._complete:
+            raise ListError(f"a complete list of '{owner}' out of turn")
+        if len(elements) != self._counts[owner]:
+            raise ListError(
+                f"{len(elements)} elements of '{owner}', who has announced "
+                f"{self._counts[owner]}"
+            )
+        # no check against lists seen before: parties with the same ids send the same
+        _check_ascending(elements)
+        self.group.validate(elements)
+        self._complete[owner] = elements
+
+    def merge(self) -> Elements:
+        """Return the union of the lists that were collected, raised and sorted."""
+        if set(self._complete) != set(self.ring):
+            raise ListError("there is not yet a list of every party to merge")
+        keys = self._begin_second()
+        merged = self._combine(list(self._complete.values()))
+        self._complete.clear()
+        return self._raise_second(merged, keys)
+
+    def raise_union(self, elements: Elements) -> Elements:
+        """Return the union, raised and sorted: the last party's are the universal ids.
+
+        Parameters
+        ----------
+        elements : Elements
+            The list as it came.
+        """
+        if self.name == self.ring[0]:
+            raise ListError("the merging party has raised the union already")
+        keys = self._begin_second()
+        self._check_new(elements)
+        _check_ascending(elements)
+        return self._raise_second(elements, keys)
+
+    def unblind(self, returned: Elements) -> None:
+        """Raise this party's private list, which every other party has raised.
+
+        Parameters
+        ----------
+        returned : Elements
+            The list as it came back, in the order in which it was sent.
+        """
+        if self._keys is None or self._order is None or self._mine is not None:
+            raise ListError("private elements out of turn")
+        if len(returned) != len(self._order):
+            raise ListError(
+                f"{len(returned)} private elements instead of {len(self._order)}"
+            )
+        _check_distinct(returned)
+        key = self.group.product(self._keys.first, self._keys.rest)
+        self._mine = self.group.power(returned, key, self._progress)
+
+    def accept(self, universe: Elements) -> None:
+        """Keep the universal ids.
+
+        Parameters
+        ----------
+        universe : Elements
+            The union after every party has raised it a second time.
+        """
+        self._begin("universe", "")
+        if len(universe) != self._size:
+            raise ListError(f"{len(universe)} universal ids instead of {self._size}")
+        _check_ascending(universe)
+        self.group.validate(universe)
+        self._universe = universe
+
+    @property
+    def complete(self) -> bool:
+        """Whether `finish` can follow: all that this party waits for has come."""
+        return self._mine is not None and self._universe is not None
+
+    def finish(self) -> Alignment:
+        """Return the universal ids of this party's ids, and forget the keys."""
+        if self._mine is None or self._universe is None or self._order is None:
+            raise ListError("the end before all lists have come")
+        universe, order = self._universe, self._order
+        positions = np.empty(len(order), np.int64)
+        positions[order] = _rows_of(self._mine, universe)
+        self.close()
+        return self._alignment(universe, positions)
+
+    def close(self) -> None:
+        """Forget the keys, the ids and all lists: no step can follow."""
+        self._keys = self._messages = self._order = None
+        self._mine = self._universe = None
+        self._complete.clear()
+
+    def _combine(self, lists: Sequence[Elements]) -> Elements:
+        """Return what the parties are to agree on, out of the lists under one key."""
+        union = np.unique(np.concatenate([texts(each) for each in lists]))
+        return union.view(np.uint8).reshape(-1, self.group.size)
+
+    def _size_allowed(self, size: int) -> bool:
+        counts = self._counts.values()
+        return max(counts) <= size <= sum(counts)
+
+    def _alignment(self, universe: Elements, positions: Positions) -> Alignment:
+        if (positions < 0).any():
+            raise ListError("the universal ids lack some of this party's")
+        if len(np.unique(positions)) != len(positions):
+            raise ListError("two ids of this party have the same universal id")
+        own = self._own
+        return Alignment(universe, positions[:own], positions[own:], self._counts)
+
+    def _begin(self, phase: Phase, owner: str) -> _Keys:
+        """Return the keys if this step is new and its time has not passed."""
+        if self._keys is None:
+            raise ListError("the session has ended")
+        if phase in ("first", "blinded") and owner not in self.ring:
+            raise ListError(f"a list of '{owner}', who takes no part")
+        if (phase, owner) in self._done:
+            whose = f" of '{owner}'" if owner else ""
+            raise ListError(f"a second {phase} list{whose}; each is raised once")
+        if phase != "universe" and self._size is not None:
+            raise ListError(f"a {phase} list after the union")
+        if phase == "universe" and self._size is None:
+            raise ListError("universal ids before the union")
+        self._done.add((phase, owner))
+        return self._keys
+
+    def _begin_second(self) -> _Keys:
+        phases: tuple[Phase, Phase] = ("first", "blinded")
+        for owner in self.ring:
+            if any((phase, owner) not in self._done for phase in phases):
+                raise ListError(f"the union before all lists of '{owner}'")
+        return self._begin("union", "")
+
+    def _raise_second(self, elements: Elements, keys: _Keys) -> Elements:
+        if not self._size_allowed(len(elements)):
+            raise ListError(f"{len(elements)} elements cannot be the merged list")
+        self._size = len(elements)
+        second = self.group.product(keys.blind, keys.rest)
+        raised = self.group.power(elements, second, self._progress)
+        return raised[order_of(raised)]
+
+    def _check_list(self, owner: str, elements: Elements, ascending: bool) -> None:
+        """Refuse a wrong count, a repeated element and a list that was here before."""
+        count = self._counts.setdefault(owner, len(elements))
+        if count != len(elements):
+            raise ListError(
+                f"{len(elements)} elements of '{owner}', who has announced {count}"
+            )
+        self._check_new(elements)
+        if ascending:
+            _check_ascending(elements)
+        else:
+            _check_distinct(elements)
+
+    def _check_new(self, elements: Elements) -> None:
+        if not len(elements):
+            return
+        digest = hashlib.sha256(elements.tobytes()).digest()
+        if digest in self._seen:
+            raise ListError("the list has been raised before in this session")
+        self._seen.add(digest)
+
+
+def _check_ascending(elements: Elements) -> None:
+    if not is_ascending(elements):
+        raise ListError("the list is not sorted or repeats an element")
+
+
+def _check_distinct(elements: Elements) -> None:
+    if not is_ascending(elements[order_of(elements)]):
+        raise ListError("the list repeats an element")
+
+
+def _rows_of(elements: Elements, universe: Elements) -> Positions:
+    """Return the row of each element in a sorted list, -1 where it is not there."""
+    if not len(universe):
+        return np.full(len(elements), -1, np.int64)
+    rows, known = texts(elements), texts(universe)
+    found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    return np.where(known[found] == rows, found, -1).astype(np.int64)

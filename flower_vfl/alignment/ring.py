@@ -1,0 +1,217 @@
+"""The ring as letters: who sends which list to whom, and in what order.
+
+A `Member` turns the steps of one party into letters, so that whoever carries them (a
+server, a test) only has to deliver each to its receiver. All letters of one exchange
+can travel at the same time; n parties need 2n + 1 exchanges, the first of which is
+`open`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import PartyError
+from .elements import Elements, InvalidElementError
+from .psu import Alignment, ListError, Phase, PsuParty
+
+REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
+
+
+@dataclass(frozen=True, eq=False)
+class Letter:
+    """One list on its way.
+
+    Parameters
+    ----------
+    phase : Phase
+        ``first``, ``blinded``, ``union`` or ``universe``.
+    owner : str
+        Whose ids these are; empty for the union and the universal ids.
+    hop : int
+        How many times the list has been sent, from 1.
+    sender : str
+        Who sends it.
+    receiver : str
+        To whom.
+    elements : Elements
+        The list.
+    """
+
+    phase: Phase
+    owner: str
+    hop: int
+    sender: str
+    receiver: str
+    elements: Elements
+
+
+def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str, str]:
+    """Return who sends a list and who receives it; the universal ids go to all others.
+
+    Parameters
+    ----------
+    ring : Sequence[str]
+        Names of all parties.
+    phase : Phase
+        Which list.
+    owner : str
+        Whose ids these are.
+    hop : int
+        How many times the list has been sent, from 1.
+    """
+    count = len(ring)
+    start = ring.index(owner) if owner in ring else 0
+    sender = ring[(start + hop - 1) % count]
+    if phase == "universe":
+        return ring[-1], ""
+    if phase == "first" and hop == count:  # all have raised it
+        return sender, ring[0]
+    return sender, ring[(start + hop) % count]
+
+
+class Member:
+    """A party on the ring.
+
+    Parameters
+    ----------
+    party : PsuParty
+        The party's steps: `PsuParty` or `PsiParty`.
+    """
+
+    def __init__(self, party: PsuParty) -> None:
+        self.party = party
+        self.name = party.name
+        self.ring = party.ring
+        self.alignment: Alignment | None = None
+        self._taken: set[tuple[Phase, str, int]] = set()
+        self._waiting = set(party.ring)  # whose lists the merging party lacks
+
+    def open(self) -> list[Letter]:
+        """Return the letters that start the handshake."""
+        try:
+            first, blinded = self.party.announce()
+        except BaseException:
+            self.close()
+            raise
+        return [
+            self._letter("first", self.name, 1, first),
+            self._letter("blinded", self.name, 1, blinded),
+        ]
+
+    def take(self, letter: Letter) -> list[Letter]:
+        """Return the letters that follow from one; PartyError if it is not acceptable.
+
+        Parameters
+        ----------
+        letter : Letter
+            A letter to this party.
+        """
+        try:
+            self._check(letter)
+            return self._answer(letter)
+        except (ListError, InvalidElementError) as error:
+            self.close()
+            phase = letter.phase
+            problem = f"has sent a bad list to '{self.name}' ({phase}): {error}"
+            raise PartyError(letter.sender, problem, REMEDY) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Forget everything but a finished alignment."""
+        self.party.close()
+
+    def _check(self, letter: Letter) -> None:
+        """Refuse a letter that is not on its way here, or that was here before."""
+        key = (letter.phase, letter.owner, letter.hop)
+        count = len(self.ring)
+        private = letter.phase in ("first", "blinded")
+        hops = {"union": (1, count - 1), "universe": (count, count)}
+        least, most = hops.get(letter.phase, (1, count))
+        if not least <= letter.hop <= most or private != (letter.owner in self.ring):
+            raise ListError("no such list travels in this handshake")
+        sender, receiver = route(self.ring, *key)
+        receiver = receiver or self.name
+        if (letter.sender, letter.receiver) != (sender, receiver):
+            raise ListError(f"it goes from '{sender}' to '{receiver}'")
+        if receiver != self.name or sender == self.name:
+            raise ListError(f"it is for '{receiver}'")
+        if key in self._taken:
+            raise ListError("it has come a second time")
+        self._taken.add(key)
+
+    def _answer(self, letter: Letter) -> list[Letter]:
+        owner, elements = letter.owner, letter.elements
+        last = letter.hop == len(self.ring)
+        if letter.phase == "first":
+            if not last:
+                elements = self.party.raise_first(owner, elements)
+            return self._pass_on(owner, letter.hop, elements)
+        if letter.phase == "blinded" and not last:
+            raised = self.party.raise_blinded(owner, elements)
+            return [self._letter("blinded", owner, letter.hop + 1, raised)]
+        if letter.phase == "union":
+            return self._second_round(self.party.raise_union(elements), letter.hop + 1)
+        if letter.phase == "blinded":
+            self.party.unblind(elements)
+        else:
+            self.party.accept(elements)
+        self._finish()
+        return []
+
+    def _pass_on(self, owner: str, hop: int, elements: Elements) -> list[Letter]:
+        """Send a list of the first round on, or merge when all are complete here."""
+        full = hop >= len(self.ring) - 1
+        if not full or self.name != self.ring[0]:
+            return [self._letter("first", owner, hop + 1, elements)]
+        self.party.collect(owner, elements)
+        self._waiting.discard(owner)
+        return [] if self._waiting else self._second_round(self.party.merge(), 1)
+
+    def _second_round(self, union: Elements, hop: int) -> list[Letter]:
+        if self.name != self.ring[-1]:
+            return [self._letter("union", "", hop, union)]
+        self.party.accept(union)
+        self._finish()
+        return [
+            Letter("universe", "", hop, self.name, other, union)
+            for other in self.ring[:-1]
+        ]
+
+    def _finish(self) -> None:
+        if self.party.complete:
+            self.alignment = self.party.finish()
+
+    def _letter(self, phase: Phase, owner: str, hop: int, list_: Elements) -> Letter:
+        sender, receiver = route(self.ring, phase, owner, hop)
+        return Letter(phase, owner, hop, sender, receiver, list_)
+
+
+def relay(
+    members: Iterable[Member], tap: Callable[[Letter], None] | None = None
+) -> dict[str, Alignment]:
+    """Return every party's alignment after a handshake in this process.
+
+    Parameters
+    ----------
+    members : Iterable[Member]
+        All parties of the ring.
+    tap : Callable[[Letter], None] | None (default: None)
+        Sees every letter before it is delivered.
+    """
+    by_name = {member.name: member for member in members}
+    letters = [letter for member in by_name.values() for letter in member.open()]
+    while letters:
+        following: list[Letter] = []
+        for letter in letters:
+            if tap:
+                tap(letter)
+            following += by_name[letter.receiver].take(letter)
+        letters = following
+    alignments = {name: member.alignment for name, member in by_name.items()}
+    missing = [name for name, alignment in alignments.items() if alignment is None]
+    if missing:
+        raise PartyError(missing[0], "has not finished the handshake", REMEDY)
+    return {name: found for name, found in alignments.items() if found is not None}

@@ -1,0 +1,211 @@
+"""What the letters give away: sizes, and nothing that links ids, lists or phases."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rings import align, make_members, texts
+
+from flower_vfl.alignment import (
+    Elements,
+    Group,
+    Letter,
+    PsiParty,
+    PsuParty,
+    encode_ids,
+    make_group,
+    relay,
+)
+from flower_vfl.alignment.elements import order_of
+from flower_vfl.alignment.modp import Modp, jacobi
+
+SETS = [
+    [f"person-{n}" for n in r] for r in (range(0, 24), range(12, 30), range(20, 44))
+]
+
+
+def recorded(
+    sets: list[list[str]], kind: type[PsuParty] = PsuParty, group: str = "ristretto255"
+) -> list[Letter]:
+    letters: list[Letter] = []
+    align(sets, kind, group, tap=letters.append)
+    return letters
+
+
+@pytest.mark.parametrize("kind", [PsuParty, PsiParty])
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("group", ["ristretto255", "modp2048"])
+def test_no_id_no_hash_and_no_element_in_two_lists(
+    kind: type[PsuParty], parties: int, group: str
+) -> None:
+    sets = SETS[:parties]
+    letters = recorded(sets, kind, group)
+    made = make_group(group)
+    every = sorted(set().union(*sets))
+    messages = encode_ids(every)
+    hashes = {
+        text
+        for context in (b"", b"session")
+        for text in texts(made.hash(messages, context))
+    }
+    seen: Counter[bytes] = Counter()
+    for letter in letters:
+        elements = texts(letter.elements)
+        blob = b"".join(elements)
+        assert not any(name.encode() in blob for name in every)
+        assert not hashes & set(elements)
+        # the universal ids go to several; a complete list meets those of others
+        if letter.phase != "universe" and not complete(letter, parties):
+            seen.update(elements)
+    assert seen and max(seen.values()) == 1
+
+
+def complete(letter: Letter, parties: int) -> bool:
+    """Whether all have raised it: it is on its way to the merging party."""
+    return letter.phase == "first" and letter.hop == parties
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_each_receiver_sees_no_element_twice_but_the_merging_party(
+    parties: int,
+) -> None:
+    letters = recorded(SETS[:parties])
+    for number in range(parties):
+        mine = [each for each in letters if each.receiver == f"p{number}"]
+        seen = Counter(text for each in mine for text in texts(each.elements))
+        if number or parties == 2:
+            assert max(seen.values()) == 1
+        else:  # it sees which parties share an id, but not the id
+            assert 1 < max(seen.values()) <= parties
+
+
+def test_order_does_not_depend_on_the_order_of_the_ids() -> None:
+    """The same keys and ids in two orders give the same letters, byte for byte."""
+    shuffled = [random.Random(1).sample(ids, len(ids)) for ids in SETS]
+    outcomes = []
+    keys = None
+    for sets in (SETS, shuffled):
+        members = make_members(sets)
+        if keys is None:
+            keys = [member.party._keys for member in members]
+        for member, same in zip(members, keys, strict=True):
+            member.party._keys = same
+        letters: list[Letter] = []
+        relay(members, letters.append)
+        outcomes.append([each.elements.tobytes() for each in letters])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_the_order_of_a_list_says_nothing_about_the_next() -> None:
+    """Ranks of the same ids in two lists are uncorrelated: 400 ids, |r| < 0.2."""
+    members = make_members([[*range(400)], [1]])
+    keys = members[0].party._keys
+    assert keys is not None
+    group = make_group()
+    hashed = group.hash(encode_ids([*range(400)]), b"session")
+    ranks = [
+        np.argsort(order_of(group.power(hashed, key)))
+        for key in (keys.first, keys.blind, group.product(keys.first, keys.rest))
+    ]
+    table = np.corrcoef([np.arange(400), *ranks])
+    assert np.abs(table - np.eye(4)).max() < 0.2
+
+
+@pytest.mark.parametrize("bits", [2048, 3072])
+def test_jacobi_symbols_are_all_one(bits: int) -> None:
+    prime = 2 * make_group(f"modp{bits}").order + 1
+    for letter in recorded([["a", "b", "c"], ["b", "c", "d"]], group=f"modp{bits}"):
+        for text in texts(letter.elements):
+            assert jacobi(int.from_bytes(text, "big"), prime) == 1
+
+
+def test_without_the_square_the_symbol_would_link() -> None:
+    """The check above can fail: odd powers keep the symbol of a raw hash."""
+    prime = Modp(2048).prime
+    raw = [random.Random(n).getrandbits(2000) for n in range(40)]
+    before = [jacobi(value, prime) for value in raw]
+    assert [jacobi(pow(v, 12345, prime), prime) for v in raw] == before
+    assert set(before) == {1, -1}
+
+
+def test_sizes_are_all_that_depends_on_the_ids() -> None:
+    """Other ids with the same sizes and overlaps give letters of the same shapes."""
+
+    def shapes(sets: list[list[str]]) -> list[tuple[object, ...]]:
+        return [
+            (each.phase, each.owner, each.hop, each.receiver, each.elements.shape)
+            for each in recorded(sets)
+        ]
+
+    renamed = [[name[::-1] + "!" for name in ids] for ids in SETS]
+    assert shapes(SETS) == shapes(renamed)
+
+
+def random_elements(group: Group, count: int) -> Elements:
+    """Return elements that nobody knows anything about."""
+    names = [random.randbytes(16) for _ in range(count)]
+    return group.hash(names, b"simulated")
+
+
+def simulated(real: list[Letter], group: Group, party: PsuParty) -> list[Letter]:
+    """Return the view of p0 out of its own ids and the sizes (Algorithm 2).
+
+    The peer's elements are random; only how many are shared is as in the real run.
+    """
+    keys = party._keys
+    assert keys is not None
+    peer, mine, shared = 18, 24, 12
+    unknown = random_elements(group, mine)
+    other = np.concatenate([unknown[:shared], random_elements(group, peer - shared)])
+    universe = random_elements(group, mine + peer - shared)
+    lists = {
+        ("first", "p0", 2): group.power(unknown, keys.first),
+        ("first", "p1", 1): other,
+        ("blinded", "p1", 1): random_elements(group, peer),
+        ("universe", "", 2): group.power(
+            universe, group.product(keys.first, keys.blind, keys.rest)
+        ),
+        ("blinded", "p0", 2): group.power(universe[:mine], keys.blind),
+    }
+    outcome = []
+    for letter in real:
+        elements = lists[letter.phase, letter.owner, letter.hop]
+        if letter.phase != "blinded":
+            elements = elements[order_of(elements)]
+        outcome.append(replace(letter, elements=elements))
+    return outcome
+
+
+def test_a_simulator_that_knows_only_sizes_gives_the_same_view() -> None:
+    """p0 runs to its end with a peer that is random, and no marginal test differs."""
+    members = make_members(SETS[:2])
+    keys = members[0].party._keys
+    letters: list[Letter] = []
+    real = relay(members, letters.append)["p0"]
+    view = [letter for letter in letters if letter.receiver == "p0"]
+
+    party = make_members(SETS[:2])[0]
+    party.party._keys = keys
+    fake = simulated(view, make_group(), party.party)
+    assert [each.elements.shape for each in fake] == [e.elements.shape for e in view]
+    party.open()
+    sent = [letter for each in fake for letter in party.take(each)]
+    assert party.alignment is not None
+    assert party.alignment.revealed() == real.revealed()
+    replies = [each for each in letters if each.sender == "p0" and each.hop > 1]
+    union = [each for each in letters if each.phase == "union"]
+    assert Counter(each.elements.shape for each in sent) == Counter(
+        each.elements.shape for each in [*replies, *union]
+    )
+    for one, other in zip(view, fake, strict=True):
+        assert is_uniform(one.elements) and is_uniform(other.elements)
+
+
+def is_uniform(elements: Elements) -> bool:
+    """Whether the bits of the middle bytes are balanced, within six deviations."""
+    bits = np.unpackbits(elements[:, 1:31])
+    return bool(abs(bits.mean() - 0.5) < 6 * 0.5 / np.sqrt(bits.size))
