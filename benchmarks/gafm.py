@@ -204,7 +204,7 @@ def line(case: Case, method: str, runs: Sequence[Scores], suffix: str) -> str:
 
 
 def targets(
-    found: Mapping[str, Sequence[Scores]], suffix: str
+    found: Mapping[str, Sequence[Scores]], suffix: str, spambase: bool
 ) -> list[tuple[str, float, bool]]:
     """Return what this project set out to reach, and whether it did."""
     mean = {
@@ -227,9 +227,10 @@ def targets(
 
     if {"GAFM", "Vanilla"} <= mean.keys():
         vanilla, gafm = mean["Vanilla"], mean["GAFM"]
-        at_least("Vanilla: test AUC", vanilla["auc"], 0.94)
+        if spambase:
+            at_least("Vanilla: test AUC", vanilla["auc"], 0.94)
+            at_least("GAFM: test AUC", gafm["auc"], 0.92)
         at_least("Vanilla: mean attack", vanilla["mean"], 0.99)
-        at_least("GAFM: test AUC", gafm["auc"], 0.92)
         at_least("GAFM: test AUC less Vanilla's", gafm["auc"] - vanilla["auc"], -0.03)
         for name in ("mean", "median"):
             drop = vanilla[name] - gafm[name]
@@ -312,7 +313,7 @@ def main() -> None:
                 if arguments.json:
                     Path(arguments.json).write_text(json.dumps(everything, indent=1))
             print()
-            for text, value, met in targets(found, suffix):
+            for text, value, met in targets(found, suffix, case.dataset == "spambase"):
                 print(f"{text}: {value:.3f} {'met' if met else 'MISSED'}")
             print()
 

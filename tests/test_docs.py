@@ -216,12 +216,12 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     torch.set_rng_state(state)
 
 
-EXISTING, DEFENSES, ATTACKS = (
+EXISTING, DEFENSES, ATTACKS, OBJECTIVES = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("existing-deployments", "defenses", "attacks")
+    for name in ("existing-deployments", "defenses", "attacks", "objectives")
 )
 RUN_AT_LEAST = {README: 12, ARCHITECTURE: 1, RESIDENT: 3, EXISTING: 9}
-RUN_AT_LEAST |= {DEFENSES: 3, ATTACKS: 2}
+RUN_AT_LEAST |= {DEFENSES: 3, ATTACKS: 5, OBJECTIVES: 3}
 
 
 @pytest.mark.parametrize("document", RUN_AT_LEAST, ids=lambda path: path.name)
