@@ -37,8 +37,8 @@ class Recorder(NoDefense):
 
     def __init__(self, label: LabelParty) -> None:
         assert label.raw_labels is not None
-        self.label, self.labels = label, label.raw_labels.double()
-        self.stale = StaleGradients(len(self.labels), normalize=True)
+        self.label, self.truth = label, label.raw_labels.double()
+        self.stale = StaleGradients(len(self.truth), normalize=True)
         self.meter = LeakageMeter(ATTACKS)
         self.index = {0: 0}  # by epoch: batches seen
 
@@ -49,7 +49,7 @@ class Recorder(NoDefense):
             self.index[batch.epoch] = number + 1
             rows = self.label.agreed().training_rows(batch.epoch, number)
             self.stale.add(rows, gradient)
-            self.meter.measure(PARTY, gradient, self.labels[rows], batch.step)
+            self.meter.measure(PARTY, gradient, self.truth[rows], batch.step)
         return gradient
 
 
@@ -78,7 +78,7 @@ def one_run(config: RunConfig) -> tuple[float, dict[str, tuple[float, float]]]:
     names = [f"test_{name}" for name in MAIN_METRIC.values()]
     score = next(float(final[name]) for name in names if name in final)  # type: ignore[arg-type]
     each = recorder.meter.summary()[PARTY]["cut"]
-    averaged = recorder.stale.leak(ATTACKS, recorder.labels)
+    averaged = recorder.stale.leak(ATTACKS, recorder.truth)
     return score, {a: (each[a]["mean"], averaged[a]) for a in ATTACKS}
 
 
