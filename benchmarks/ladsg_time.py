@@ -1,11 +1,10 @@
 """Time per epoch of LADSG and of its baselines, as a ratio to vanilla in the same run.
 
-Every repetition trains each method for two short epochs, one method after the other, so
-that whatever else the machine does meets all of them. A step lasts from one gradient of
-the first party to the next; the median step of the second epoch, times the steps of an
-epoch, is the time of an epoch, without evaluation. The ratio is that to vanilla in the
-same repetition, the median over the repetitions: of wall time, and of the CPU time of
-the process, which other processes disturb less.
+All methods train at the same time, and take turns: a step of the first, a step of the
+second and so on, so that whatever else the machine does meets all of them. The ratio is
+that of a step to vanilla's step of the same round, the median over all steps from epoch
+2 on but the first of each epoch: of wall time, and of the CPU time of the process,
+which other processes disturb less. Evaluation is not counted.
 
 LADistill's teacher is trained once, before the first step with soft labels. Its time is
 printed by itself, and in the last column it is spread over the epochs of a training, 15
@@ -24,8 +23,10 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -43,6 +44,7 @@ from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
+Seconds = tuple[float, float]  # wall and CPU
 WANTED = 1.3
 PAPER = {"vanilla": 52, "LADSG": 58, "GC": 63, "NG": 64, "PPDL": 77}
 _CIFAR = RunConfig(
@@ -69,11 +71,14 @@ class Case:
         Parameters of the preset.
     teacher : tuple[int, int]
         For how many epochs the teacher is trained here, and for how many it counts.
+    epochs : int (default: 2)
+        For how many epochs everything is trained here.
     """
 
     run: RunConfig
     soft: str
     teacher: tuple[int, int] = (50, 50)
+    epochs: int = 2
 
 
 CASES = {
@@ -83,7 +88,7 @@ CASES = {
         "k=5,eps=0.7,teacher=cnn:batch_norm=true",
         (5, 50),
     ),
-    "spambase": Case(_TABLE, "k=2,eps=0.3"),
+    "spambase": Case(_TABLE, "k=2,eps=0.3", epochs=10),
 }
 DEFENSES = {
     "GC": "gc:keep=0.25",
@@ -96,90 +101,124 @@ DEFENSES = {
 METHODS = ("vanilla", "LADSG", "LADistill", *DEFENSES)
 
 
+class Turns:
+    """Lets one of several threads run at a time, each for one step."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.queue = list(names)
+        self._changed = threading.Condition()
+
+    def wait(self, name: str) -> None:
+        """Wait until it is a thread's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.queue[0] == name)
+
+    def end(self, name: str, leave: bool = False) -> None:
+        """End a thread's turn; `leave` ends its last one."""
+        with self._changed:
+            self.queue.remove(name)
+            self.queue += [] if leave else [name]
+            self._changed.notify_all()
+
+
 class Clock(NoDefense):
-    """Notes when a gradient for the first party is ready, by epoch; times a teacher."""
+    """Times a method's steps, from one gradient of the first party to the next."""
 
-    def __init__(self) -> None:
-        self.times: list[tuple[int, float, float]] = []
-        self.teacher = 0.0
-
-    def train_teacher(self, *arguments: Any) -> None:
-        """Train a teacher and note how long it takes."""
-        started = time.process_time()
-        teacher.train_teacher(*arguments)
-        self.teacher += time.process_time() - started
+    def __init__(self, name: str, turns: Turns) -> None:
+        self.name, self.turns = name, turns
+        self.steps: list[tuple[int, Seconds]] = []  # epoch and time
+        self._start = now()
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient as it is."""
+        """Note the time, and let the others take a step."""
         if batch.party == "passive-1":
-            now = batch.epoch, time.perf_counter(), time.process_time()
-            self.times.append(now)
+            wall, cpu = (b - a for a, b in zip(self._start, now(), strict=True))
+            self.steps.append((batch.epoch, (wall, cpu)))
+            self.turns.end(self.name)
+            self.turns.wait(self.name)
+            self._start = now()
         return gradient
 
+    def steady(self) -> list[Seconds]:
+        """Return the steps from epoch 2 on, but for the first of each epoch."""
+        return [
+            seconds
+            for (before, _), (epoch, seconds) in pairwise(self.steps)
+            if before == epoch > 1
+        ]
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of an epoch by wall and CPU, and CPU seconds of the teacher."""
-
-    wall: float
-    cpu: float
-    teacher: float
-
-    def spread(self, epochs: int) -> float:
-        """Return the CPU seconds of an epoch with its part of the teacher."""
-        return self.cpu + self.teacher / epochs
+    def per_epoch(self) -> int:
+        """Return the number of steps of an epoch."""
+        return [epoch for epoch, _ in self.steps].count(1)
 
 
-def measure(case: Case, method: str, epochs: int) -> Timing:
-    """Train one method for a few epochs."""
-    config = replace(case.run, epochs=epochs, evaluate_every=epochs, device="cpu")
-    if method in ("LADSG", "LADistill"):
-        whole = "" if method == "LADSG" else "substitute=false,detect=false,"
-        settings = preset(f"ladsg:{whole}{case.soft},epochs={case.teacher[0]}")
-        config = replace(config, **settings)  # type: ignore[arg-type]
-    elif method != "vanilla":
-        config = replace(config, defense=DEFENSES[method])
-    strategy, clock = make_strategy(config, progress=False), Clock()
+def now() -> Seconds:
+    return time.perf_counter(), time.process_time()
+
+
+def configured(case: Case, method: str) -> RunConfig:
+    """Return the settings of a method."""
+    count = case.epochs
+    config = replace(case.run, epochs=count, evaluate_every=count, device="cpu")
+    if method in DEFENSES:
+        return replace(config, defense=DEFENSES[method])
+    if method == "vanilla":
+        return config
+    parts = "" if method == "LADSG" else "substitute=false,detect=false,"
+    settings = preset(f"ladsg:{parts}{case.soft},epochs={case.teacher[0]}")
+    return replace(config, **settings)  # type: ignore[arg-type]
+
+
+def train(config: RunConfig, clock: Clock) -> None:
+    """Train one method, in turns with the others."""
+    clock.turns.wait(clock.name)
+    torch.set_num_threads(1)
+    strategy = make_strategy(config, progress=False)
     defenses = [build_defense(config.defense)] if config.defense else []
     strategy.transforms = [clock, *defenses]
     nodes = config.parties + 1
+    try:
+        with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+            strategy.start(grid, num_rounds=config.epochs)
+    finally:
+        clock.turns.end(clock.name, leave=True)
+
+
+def measure(case: Case, methods: Sequence[str]) -> tuple[list[Clock], dict[str, float]]:
+    """Train all methods; return their clocks and the CPU seconds of their teachers."""
+    turns, teachers = Turns(methods), dict.fromkeys(methods, 0.0)
+
+    def timed(*arguments: Any) -> None:
+        started = time.process_time()
+        teacher.train_teacher(*arguments)
+        trained, counted = case.teacher
+        spent = time.process_time() - started
+        teachers[turns.queue[0]] += spent / trained * counted
+
+    clocks = [Clock(method, turns) for method in methods]
+    jobs = [(configured(case, clock.name), clock) for clock in clocks]
     with (
-        patch.object(ladistill, "train_teacher", clock.train_teacher),
-        InProcessGrid(client_app, nodes, config.to_run_config()) as grid,
+        patch.object(ladistill, "train_teacher", timed),
+        ThreadPoolExecutor(len(jobs)) as pool,
     ):
-        strategy.start(grid, num_rounds=epochs)
-    trained, counted = case.teacher
-    return Timing(*epoch_time(clock.times), clock.teacher / trained * counted)
+        for job in [pool.submit(train, *job) for job in jobs]:
+            job.result()
+    return clocks, teachers
 
 
-def epoch_time(times: Sequence[tuple[int, float, float]]) -> list[float]:
-    """Return wall and CPU time of the last epoch, by its median step."""
-    last = [now for now in times if now[0] == times[-1][0]]
-    steps = list(pairwise(last))
-    medians = [statistics.median(b[j] - a[j] for a, b in steps) for j in (1, 2)]
-    return [median * len(last) for median in medians]
-
-
-def ratio(found: Sequence[float], vanilla: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(found, vanilla, strict=True))
-
-
-def line(method: str, found: list[Timing], vanilla: list[Timing], case: Case) -> str:
+def line(clock: Clock, vanilla: Clock, trained: float, case: Case) -> str:
     """Return what is printed about a method."""
-    seconds, trained = (
-        statistics.median(getattr(t, name) for t in found)
-        for name in ("cpu", "teacher")
-    )
-    base = [t.cpu for t in vanilla]
-    wall = ratio([t.wall for t in found], [t.wall for t in vanilla])
-    cpu = ratio([t.cpu for t in found], base)
-    whole = ratio([t.spread(case.run.epochs) for t in found], base)
+    pairs = list(zip(clock.steady(), vanilla.steady(), strict=True))
+    wall, cpu = (statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
+    step, base = (statistics.median(s[1] for s in c.steady()) for c in (clock, vanilla))
+    steps = clock.per_epoch()
+    whole = cpu + trained / case.run.epochs / (base * steps)
+    method, note = clock.name, ""
     paper = f"{PAPER[method] / PAPER['vanilla']:.2f}" if method in PAPER else ""
-    note = ""
     if method == "LADSG" and case.run.dataset == "cifar10":
         note = "met" if max(wall, cpu) <= WANTED else "MISSED"
     return (
-        f"| {method} | {seconds:.3f} | {wall:.3f} | {cpu:.3f} | {paper} | {note} "
+        f"| {method} | {step * steps:.3f} | {wall:.3f} | {cpu:.3f} | {paper} | {note} "
         f"| {trained:.2f} | {whole:.3f} |"
     )
 
@@ -189,30 +228,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--quick", action="store_true", help="one repetition")
+    parser.add_argument("--quick", action="store_true", help="a small table only")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    methods = dict.fromkeys(["vanilla", *arguments.methods])
-    repetitions = 1 if arguments.quick else arguments.repetitions
-    for name in arguments.cases:
-        case = CASES[name]
-        found: dict[str, list[Timing]] = {method: [] for method in methods}
-        for _ in range(repetitions):
-            for method, timings in found.items():
-                timings.append(measure(case, method, epochs=2))
-        print(f"{name}: {repetitions} repetition(s)")
+    methods = list(dict.fromkeys(["vanilla", *arguments.methods]))
+    for name in ["spambase"] if arguments.quick else arguments.cases:
+        clocks, teachers = measure(CASES[name], methods)
+        print(f"{name}: {len(clocks[0].steady())} rounds of steps")
         print(
-            "| method | s per epoch | wall ratio | CPU ratio | paper | at most "
-            f"{WANTED} | teacher, s | CPU ratio with teacher |"
+            "| method | CPU s per epoch | wall ratio | CPU ratio | paper | at most "
+            f"{WANTED} | teacher, CPU s | CPU ratio with teacher |"
         )
         print("|---" * 8 + "|")
-        for method, timings in found.items():
-            print(line(method, timings, found["vanilla"], case), flush=True)
-        print()
+        for clock in clocks:
+            print(line(clock, clocks[0], teachers[clock.name], CASES[name]))
+        print(flush=True)
 
 
 if __name__ == "__main__":

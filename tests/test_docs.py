@@ -221,7 +221,7 @@ EXISTING, DEFENSES, ATTACKS, OBJECTIVES = (
     for name in ("existing-deployments", "defenses", "attacks", "objectives")
 )
 RUN_AT_LEAST = {README: 12, ARCHITECTURE: 1, RESIDENT: 3, EXISTING: 9}
-RUN_AT_LEAST |= {DEFENSES: 3, ATTACKS: 5, OBJECTIVES: 3}
+RUN_AT_LEAST |= {DEFENSES: 3, ATTACKS: 5, OBJECTIVES: 4}
 
 
 @pytest.mark.parametrize("document", RUN_AT_LEAST, ids=lambda path: path.name)
