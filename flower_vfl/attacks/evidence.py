@@ -141,7 +141,7 @@ class Evidence:
     def __init__(
         self, gradient: Tensor, labels: BatchLabels, clean: Tensor | None = None
     ) -> None:
-        self.rows = as_rows(gradient)
+        self.rows = as_rows(gradient).contiguous()  # a slice of columns is slow
         self.labels = labels
         if self.rows.shape[0] != len(labels.values):
             raise ConfigError(
