@@ -14,6 +14,7 @@ Here the buffer is a tensor of its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,9 +49,10 @@ def amplification(
     return ratio.nan_to_num(nan=LEAST_RATIO).clamp(LEAST_RATIO, max_ratio)
 
 
-class _Malicious(Optimizer):
+class _Malicious(Optimizer, ABC):
     """An optimizer that scales its own steps up."""
 
+    @abstractmethod
     def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
         """Return what an honest optimizer would step along, and update its state.
 
@@ -63,7 +65,6 @@ class _Malicious(Optimizer):
         group : dict[str, Any]
             Its settings.
         """
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
