@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
@@ -12,179 +12,183 @@ from flower_vfl.strategies import PLACEMENTS
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+_T = TypeVar("_T", str, int, float, bool)
+
+# Headings of the help; a setting without one has no option on the command line.
+DATA, FILES, MODEL, TRAIN = "Data", "Own files", "Model", "Training"
+DEFENSE, ATTACK, RUN = "Defense", "Attacks", "Run"
+
+
+def setting(default: _T, help: str, panel: str = "") -> _T:
+    """Return a field of `RunConfig` that says what it is for.
+
+    Parameters
+    ----------
+    default : str | int | float | bool
+        Its default.
+    help : str
+        What it does, also the help of its option. Names in braces stand for what is
+        registered under them (see `flower_vfl.simulations.options`).
+    panel : str (default: "")
+        Heading of its option in the help; empty for a setting without an option.
+    """
+    return cast(_T, field(default=default, metadata={"help": help, "panel": panel}))
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run.
+    """Everything that decides a run; each field says what it is for.
 
     In ``flwr run`` every field is a key of ``[tool.flwr.app.config]`` with dashes for
-    underscores.
-
-    Parameters
-    ----------
-    dataset : str (default: "breast-cancer")
-        Name of a dataset; ignored where files are given.
-    target : str (default: "")
-        Another target of a dataset that has several.
-    limit : int (default: 0)
-        Use so many rows only; 0 for all.
-    data_dir : str (default: "")
-        Folder of the dataset files; empty looks in the usual places.
-    label_party, passive : str (default: "")
-        Files of the label party and, separated by commas, of the passive parties.
-    id_column, label_column : str (default: "id", "")
-        Columns of those files.
-    task : str (default: "")
-        ``"binary"``, ``"multiclass"`` or ``"regression"``; empty infers it from the
-        labels of a file.
-    parties : int (default: 2)
-        Number of passive parties.
-    split : str (default: "even")
-        How columns are divided: ``"even"``, ``"fractions=0.3,0.7"``,
-        ``"widths=10,20"`` or ``"columns=age+income|height"``.
-    label_share : str (default: "0")
-        Fraction or names of the columns that the label party keeps.
-    bottom, top : str (default: "auto", "linear")
-        Models by name, with parameters: ``"mlp:hidden=64+32"``.
-    width : int (default: 16)
-        Width of the cut layer of each party.
-    aggregation : str (default: "concat")
-        How embeddings are joined.
-    objective : str (default: "auto")
-        What the label party optimises; ``"auto"`` takes the one of the task.
-    optimizer : str (default: "adam:lr=0.005,weight_decay=0.001")
-        Optimizer of every party.
-    learning_rate : str (default: "")
-        One number for all parties, or ``"label=0.01,passive-1=0.001"``; empty leaves it
-        to the optimizer.
-    defense : str (default: "")
-        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"``; see
-        :mod:`flower_vfl.strategies.defenses` for several, by party or by epoch.
-    defense_at : str (default: "strategy")
-        Where: ``"strategy"``, or ``"label"`` for the label party's own node.
-    reproducible_noise : bool (default: False)
-        Whether a defense draws its noise from ``seed``. For simulations: whoever knows
-        the seed can subtract the noise, and every party knows it.
-    attack : str (default: "")
-        Attacks by name, separated by commas: scores on every gradient that leaves, as
-        in ``"norm,cosine,mean:hard=true"``, and model completion at the end, as in
-        ``"passive:labels=40"``.
-    leak_limit : float (default: 0.0)
-        What the leak AUC of no score attack may exceed; 0 is no limit.
-    leak_action : str (default: "warn")
-        What happens then: ``"warn"``, ``"stop"`` or ``"raise"``.
-    leak_window : int (default: 20)
-        Steps over which leak AUC is averaged for the limit.
-    leak_every : int (default: 1)
-        Measure every so many steps only.
-    coalitions : str (default: "")
-        Parties that attack together, ``"passive-1+passive-2"``, several separated by
-        commas; ``"all"`` for all.
-    leak_baseline : bool (default: False)
-        Whether score attacks also run on random gradients.
-    leak_layers : bool (default: False)
-        Whether leak AUC is measured at every layer of the bottom models; in
-        simulations only.
-    epochs : int (default: 20)
-        Number of epochs.
-    batch_size : int (default: 256)
-        Rows of a batch; 0 for all.
-    seed : int (default: 0)
-        Decides everything that is random.
-    test_fraction, valid_fraction : float (default: 0.2, 0.0)
-        Held-out shares, where the dataset has no official split.
-    evaluate_every : int (default: 1)
-        Epochs between evaluations.
-    patience : int (default: 0)
-        Stop early after so many evaluations without improvement; 0 never does.
-    device : str (default: "auto")
-        Where parties compute.
-    threads : int (default: 1)
-        Threads of each party; results are equal to the last bit on every engine only
-        if it is the same everywhere.
-    checkpoint_every : int (default: 0)
-        Steps between checkpoints; 0 for none.
-    resume : bool (default: False)
-        Continue from the newest checkpoint that every party has.
-    state_dir : str (default: "")
-        Folder for the parties' checkpoints.
-    out : str (default: "")
-        Folder for the results.
-    timeout : float (default: 600.0)
-        Seconds to wait for a party.
-    transport : str (default: "resident")
-        How messages travel under Flower: ``"resident"`` opens a session with each party
-        that stays in memory; ``"plain"`` uses Flower's messages for each step.
-    address : str (default: "127.0.0.1:0")
-        Where the server listens for sessions.
-    advertise : str (default: "")
-        What parties dial, if it is another address.
-    certificate, private_key : str (default: "")
-        Files of the server's TLS certificate and key for sessions.
-    root_certificate : str (default: "")
-        File of the certificate that parties trust, if it is another one.
-    insecure : bool (default: False)
-        Allow sessions without TLS beyond this machine.
-    wire_dtype : str (default: "")
-        ``"float16"`` or ``"bfloat16"`` halves what travels; empty sends all digits.
-    silence : float (default: 30.0)
-        Seconds that a party may be out of reach before its session is given up.
+    underscores; on the command line most are options.
     """
 
-    dataset: str = "breast-cancer"
-    target: str = ""
-    limit: int = 0
-    data_dir: str = ""
-    label_party: str = ""
-    passive: str = ""
-    id_column: str = "id"
-    label_column: str = ""
-    task: str = ""
-    parties: int = 2
-    split: str = "even"
-    label_share: str = "0"
-    bottom: str = "auto"
-    top: str = "linear"
-    width: int = 16
-    aggregation: str = "concat"
-    objective: str = "auto"
-    optimizer: str = "adam:lr=0.005,weight_decay=0.001"
-    learning_rate: str = ""
-    defense: str = ""
-    defense_at: str = "strategy"
-    reproducible_noise: bool = False
-    attack: str = ""
-    leak_limit: float = 0.0
-    leak_action: str = "warn"
-    leak_window: int = 20
-    leak_every: int = 1
-    coalitions: str = ""
-    leak_baseline: bool = False
-    leak_layers: bool = False
-    epochs: int = 20
-    batch_size: int = 256
-    seed: int = 0
-    test_fraction: float = 0.2
-    valid_fraction: float = 0.0
-    evaluate_every: int = 1
-    patience: int = 0
-    device: str = "auto"
-    threads: int = 1
-    checkpoint_every: int = 0
-    resume: bool = False
-    state_dir: str = ""
-    out: str = ""
-    timeout: float = 600.0
-    transport: str = "resident"
-    address: str = "127.0.0.1:0"
-    advertise: str = ""
-    certificate: str = ""
-    private_key: str = ""
-    root_certificate: str = ""
-    insecure: bool = False
-    wire_dtype: str = ""
-    silence: float = 30.0
+    dataset: str = setting(
+        "breast-cancer",
+        "A dataset by name, where no files are given: {datasets}.",
+        DATA,
+    )
+    target: str = setting("", "Another target of a dataset that has several.", DATA)
+    limit: int = setting(0, "Use so many rows only; 0: all.", DATA)
+    data_dir: str = setting(
+        "", "Folder of the dataset files, if not the usual one.", DATA
+    )
+    label_party: str = setting(
+        "", "CSV or Parquet file of the party that holds the labels.", FILES
+    )
+    passive: str = setting("", "File of a passive party; once for each.", FILES)
+    id_column: str = setting("id", "Column with the ids that all files share.", FILES)
+    label_column: str = setting("", "The label party's label column.", FILES)
+    task: str = setting(
+        "", "binary, multiclass or regression; found out if not given.", FILES
+    )
+    parties: int = setting(2, "Number of passive parties.", DATA)
+    split: str = setting(
+        "even",
+        "How columns are divided: even, fractions=0.3,0.7, widths=10,20 or "
+        "columns=age+income|height.",
+        DATA,
+    )
+    label_share: str = setting(
+        "0",
+        "Columns that the label party keeps: a fraction, or names joined by +.",
+        DATA,
+    )
+    bottom: str = setting(
+        "auto",
+        "Bottom model of every party, with parameters as in mlp:hidden=64+32: auto, "
+        "{bottoms}.",
+        MODEL,
+    )
+    top: str = setting("linear", "Top model: {tops}.", MODEL)
+    width: int = setting(16, "Width of each party's cut layer.", MODEL)
+    aggregation: str = setting(
+        "concat",
+        "How embeddings are joined: concat, sum, mean, max or product.",
+        MODEL,
+    )
+    objective: str = setting(
+        "auto",
+        "What the label party optimises, as in gafm:delta=0.05: auto (by the task), "
+        "{objectives}.",
+        MODEL,
+    )
+    optimizer: str = setting(
+        "adam:lr=0.005,weight_decay=0.001",
+        "Optimizer of every party: {optimizers}.",
+        TRAIN,
+    )
+    learning_rate: str = setting(
+        "",
+        "For all parties (0.01) or by name (label=0.01,passive-1=0.001); the "
+        "optimizer's own if not given.",
+        TRAIN,
+    )
+    defense: str = setting(
+        "",
+        "What is done to each gradient before it leaves, with parameters as in "
+        "marvell:s=4: {defenses}. 'a | b' applies two in order, '@1 none @5 iso' "
+        "begins with epoch 5, 'passive-1=iso:t=9; *=iso' is by party.",
+        DEFENSE,
+    )
+    defense_at: str = setting(
+        "strategy", "Where the defense runs: strategy or label.", DEFENSE
+    )
+    reproducible_noise: bool = setting(
+        False,
+        "Whether a defense draws its noise from the seed. For simulations: whoever "
+        "knows the seed can subtract the noise, and every party knows it.",
+    )
+    attack: str = setting(
+        "",
+        "Attacks, also several with commas. On every gradient: {scores}. On the "
+        "trained bottom model: {completions}, as in passive:labels=40,party=1,seeds=3.",
+        ATTACK,
+    )
+    leak_limit: float = setting(
+        0.0, "What the leak AUC of no score attack may exceed; 0: no limit.", ATTACK
+    )
+    leak_action: str = setting(
+        "warn",
+        "What happens then: warn, stop or raise (the defense's strength).",
+        ATTACK,
+    )
+    leak_window: int = setting(20, "Steps over which it is averaged.", ATTACK)
+    leak_every: int = setting(1, "Steps between two measurements.", ATTACK)
+    coalitions: str = setting(
+        "",
+        "Parties that attack together: passive-1+passive-2, several with commas, or "
+        "all.",
+        ATTACK,
+    )
+    leak_baseline: bool = setting(
+        False, "Attack random gradients too, for comparison.", ATTACK
+    )
+    leak_layers: bool = setting(
+        False, "Measure every layer of the bottom models; simulations only.", ATTACK
+    )
+    epochs: int = setting(20, "Number of epochs.", TRAIN)
+    batch_size: int = setting(256, "Rows of a batch; 0: all.", TRAIN)
+    seed: int = setting(0, "Decides everything that is random.", TRAIN)
+    test_fraction: float = setting(
+        0.2, "Share of rows for the test, where the data has no split.", DATA
+    )
+    valid_fraction: float = setting(0.0, "Share of rows for early stopping.", DATA)
+    evaluate_every: int = setting(1, "Epochs between evaluations.", TRAIN)
+    patience: int = setting(
+        0,
+        "Stop after so many evaluations without improvement on the validation rows; "
+        "0: never.",
+        TRAIN,
+    )
+    device: str = setting("auto", "Where parties compute: auto, cpu, cuda, ...", RUN)
+    threads: int = setting(1, "Threads of each party. Sums depend on it.", RUN)
+    checkpoint_every: int = setting(0, "Steps between checkpoints; 0: none.", TRAIN)
+    resume: bool = setting(
+        False, "Continue from the newest checkpoint that every party has."
+    )
+    state_dir: str = setting("", "Folder for the parties' checkpoints.")
+    out: str = setting("", "Folder for the results.")
+    timeout: float = setting(600.0, "Seconds to wait for a party.")
+    transport: str = setting(
+        "resident",
+        "How messages travel under Flower: resident opens a session with each party "
+        "that stays in memory; plain uses Flower's messages for each step.",
+    )
+    address: str = setting("127.0.0.1:0", "Where the server listens for sessions.")
+    advertise: str = setting("", "What parties dial, if it is another address.")
+    certificate: str = setting("", "The server's TLS certificate for sessions.")
+    private_key: str = setting("", "Its private key.")
+    root_certificate: str = setting(
+        "", "Certificate that parties trust, if it is another one."
+    )
+    insecure: bool = setting(False, "Allow sessions without TLS beyond this machine.")
+    wire_dtype: str = setting(
+        "", "float16 or bfloat16 halves what travels; empty sends all digits."
+    )
+    silence: float = setting(
+        30.0, "Seconds that a party may be out of reach before it is given up."
+    )
 
     def __post_init__(self) -> None:
         """Refuse what no part of a run could work with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from flower_vfl.strategies import build_defense, defense_spec
 from .attacking import split_attacks
 from .config import RunConfig
 
-_OPTIONS = {"bottom": "model"}  # a setting whose option has another name
-_LISTS = ("passive", "attack")  # a text with commas, an option given repeatedly
-_NO_OPTION = {"state-dir", "reproducible-noise", "transport", "timeout", "address"}
-_NO_OPTION |= {"advertise", "certificate", "private-key", "root-certificate"}
-_NO_OPTION |= {"insecure", "wire-dtype", "silence"}
+OPTIONS = {"bottom": "model"}  # a setting whose option has another name
+LISTS = ("passive", "attack")  # a text with commas, an option given repeatedly
+_OF_RUN = {"out", "resume"}  # options of one command
+_SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     defense = settings.get("defense")
     if isinstance(defense, dict | list):
         settings["defense"] = defense_spec(build_defense(defense))
-    for name in _LISTS:
+    for name in LISTS:
         if isinstance(settings.get(name), list):
             settings[name] = ",".join(map(str, settings[name]))
     RunConfig.from_run_config(settings)  # unknown keys and wrong types
@@ -56,15 +56,16 @@ def defaults_of(path: Path) -> dict[str, Any]:
     """
     defaults: dict[str, Any] = {}
     for name, value in read_settings(path).items():
-        if name in _NO_OPTION:
+        option = name.replace("-", "_")
+        if option not in _SETTABLE:
             raise ConfigError(
                 f"'{path}': '{name}' is set by the command itself; it is for flwr run"
             )
         if name == "out" and not value:
             continue  # an empty path would be the folder one is in
-        if name in _LISTS:
+        if name in LISTS:
             value = split_attacks(value)
-        defaults[_OPTIONS.get(name, name.replace("-", "_"))] = value
+        defaults[OPTIONS.get(option, option)] = value
     return defaults
 
 

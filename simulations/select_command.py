@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,40 +13,15 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.objectives.selection import DELTAS
 
 from .config import RunConfig
-from .config_file import read_settings
+from .options import takes_settings
 from .selecting import choose_delta, choose_gamma
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
 
 
+@takes_settings(DEFAULT, without=("defense", "defense_at", "attack"))
 def select(
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config", help="TOML file with the settings of the run."),
-    ] = None,
-    dataset: Annotated[str, typer.Option(help="A dataset by name.")] = DEFAULT.dataset,
-    parties: Annotated[
-        int, typer.Option(help="Number of passive parties.")
-    ] = DEFAULT.parties,
-    model: Annotated[
-        str, typer.Option(help="Bottom model of every party.")
-    ] = DEFAULT.bottom,
-    width: Annotated[int, typer.Option(help="Width of the cut layer.")] = DEFAULT.width,
-    objective: Annotated[
-        str, typer.Option(help="gafm with any parameters; Δ and γ are replaced.")
-    ] = DEFAULT.objective,
-    optimizer: Annotated[
-        str, typer.Option(help="Optimizer of every party.")
-    ] = DEFAULT.optimizer,
-    epochs: Annotated[
-        int, typer.Option(help="Epochs of a rehearsal.")
-    ] = DEFAULT.epochs,
-    batch_size: Annotated[
-        int, typer.Option(help="Rows of a batch; 0: all.")
-    ] = DEFAULT.batch_size,
-    seed: Annotated[
-        int, typer.Option(help="Decides everything that is random.")
-    ] = DEFAULT.seed,
+    config: RunConfig,
     deltas: Annotated[
         str, typer.Option(help="Candidates for Δ, separated by commas.")
     ] = ",".join(map(str, DELTAS)),
@@ -61,22 +34,6 @@ def select(
     ] = False,
 ) -> None:
     """Choose GAFM's Δ by what leaks and γ by the size of its two gradients."""
-    config = replace(
-        DEFAULT,
-        dataset=dataset,
-        parties=parties,
-        bottom=model,
-        width=width,
-        objective=objective,
-        optimizer=optimizer,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-    )
-    if config_file is not None:
-        config = RunConfig.from_run_config(
-            {**DEFAULT.to_run_config(), **read_settings(config_file)}
-        )
     try:
         candidates = [float(text) for text in deltas.split(",")]
     except ValueError as error:

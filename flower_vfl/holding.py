@@ -1,0 +1,72 @@
+"""Which of the aligned rows a party holds, after ids were aligned without dropping any.
+
+Where ids are aligned by their union, every party trains on the rows of all parties and
+stands in for what it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .alignment import Alignment
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """The aligned rows, and which of them a party holds.
+
+    Parameters
+    ----------
+    local : Tensor
+        For each aligned row the party's own row, -1 where it holds none.
+    shares : Mapping[str, float] (default: {})
+        The share of the aligned rows that each party holds, by party name; known from
+        the sizes that the alignment reveals.
+    """
+
+    local: Tensor
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such mapping."""
+        if self.local.dim() != 1 or self.local.dtype != torch.int64:
+            raise ConfigError("a holding has one whole number for each aligned row")
+        own = self.local[self.local >= 0]
+        if len(own.unique()) != len(own):
+            raise ConfigError("two aligned rows are the same row of a party")
+
+    @property
+    def rows(self) -> int:
+        """Number of aligned rows."""
+        return len(self.local)
+
+    @property
+    def held(self) -> Tensor:
+        """Whether the party holds each aligned row."""
+        return self.local >= 0
+
+    @classmethod
+    def from_alignment(cls, alignment: Alignment) -> Holding:
+        """Return what a party holds of the ids that were aligned; dummies are not held.
+
+        Parameters
+        ----------
+        alignment : Alignment
+            What the handshake left at the party.
+        """
+        size = len(alignment.universe)
+        local = torch.full((size,), -1, dtype=torch.int64)
+        positions = torch.from_numpy(alignment.positions)
+        own = torch.nonzero(positions >= 0).flatten()
+        local[positions[own]] = own
+        dummies = len(alignment.dummies)
+        shares = {
+            name: min(1.0, (count - dummies) / size) if size else 1.0
+            for name, count in alignment.counts.items()
+        }
+        return cls(local, shares)
