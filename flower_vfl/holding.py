@@ -37,7 +37,7 @@ class Holding:
         if self.local.dim() != 1 or self.local.dtype != torch.int64:
             raise ConfigError("a holding has one whole number for each aligned row")
         own = self.local[self.local >= 0]
-        if len(own.unique()) != len(own):
+        if len(torch.unique(own)) != len(own):
             raise ConfigError("two aligned rows are the same row of a party")
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
@@ -32,7 +32,7 @@ def setting(default: _T, help: str, panel: str = "") -> _T:
     panel : str (default: "")
         Heading of its option in the help; empty for a setting without an option.
     """
-    return cast(_T, field(default=default, metadata={"help": help, "panel": panel}))
+    return field(default=default, metadata={"help": help, "panel": panel})
 
 
 @dataclass(frozen=True)
