@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flower_vfl.objectives.ladistill import FirstEpoch
 from flower_vfl.spec import build_from_spec
 
 Settings = dict[str, str]
@@ -17,6 +18,7 @@ def ladsg(
     eps: float = 0.3,
     teacher: str = "auto",
     epochs: int = 50,
+    first_epoch: FirstEpoch = "vanilla",
 ) -> Settings:
     """Return LADSG: LADistill, SGSub and Geno, each of which can be left out.
 
@@ -28,7 +30,7 @@ def ladsg(
         Whether SGSub replaces every gradient.
     detect : bool (default: True)
         Whether Geno withholds outliers.
-    k, eps, teacher, epochs
+    k, eps, teacher, epochs, first_epoch
         Of LADistill; the epochs are the teacher's.
 
     Returns
@@ -40,6 +42,8 @@ def ladsg(
     objective = "auto"
     if distill:
         objective = f"ladistill:k={k},eps={eps:g},teacher={teacher},epochs={epochs}"
+        if first_epoch != "vanilla":
+            objective += f",first_epoch={first_epoch}"
     return {"objective": objective, "defense": " | ".join(stages)}
 
 

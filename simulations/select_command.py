@@ -39,10 +39,18 @@ def select(
     except ValueError as error:
         raise ConfigError(f"'{deltas}' are not numbers, as in 0.05,0.1") from error
     chosen = choose_delta(config, candidates, fraction, repeats)
+    if not chosen.learned:
+        found = ", ".join(f"{d:g}: {a:.2f}" for d, a in chosen.train_aucs.items())
+        raise ConfigError(
+            f"after {config.epochs} epochs GAFM has not learned the labels of the "
+            f"rows it trained on (train AUC by delta: {found}), so that the ratios "
+            "mean nothing; train longer with --epochs, or on more rows with --fraction"
+        )
     balanced = choose_gamma(config, fraction)
     document: dict[str, Any] = {
         "delta": chosen.delta,
         "ratios": chosen.ratios,
+        "train_aucs": chosen.train_aucs,
         "gamma": balanced.gamma,
         "gan": balanced.gan,
         "ce": balanced.ce,
@@ -51,10 +59,10 @@ def select(
         print(json.dumps(document))
         return
     table = Table()
-    for name in ("delta", "leak AUC / train AUC"):
+    for name in ("delta", "train AUC", "leak AUC / train AUC"):
         table.add_column(name, justify="right")
     for delta, ratio in chosen.ratios.items():
-        table.add_row(f"{delta:g}", f"{ratio:.3f}")
+        table.add_row(f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}")
     console = Console()
     console.print(table)
     console.print(

@@ -22,6 +22,7 @@ from .gafm import GAFM
 
 DELTAS = (0.05, 0.1, 0.2, 0.3, 0.5)
 ATTACKS = ("norm", "mean", "median")
+LEARNED = 0.6  # train AUC below which a ratio says nothing
 PAPER_ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=1e-4)
 
 
@@ -106,10 +107,18 @@ class DeltaChoice:
         The choice.
     ratios : dict[float, float]
         The mean ratio of every candidate.
+    train_aucs : dict[float, float]
+        The mean train AUC of every candidate.
     """
 
     delta: float
     ratios: dict[float, float] = field(default_factory=dict)
+    train_aucs: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the choice means anything: that model has learned the labels."""
+        return self.train_aucs[self.delta] >= LEARNED
 
 
 @dataclass(frozen=True)
@@ -150,13 +159,14 @@ def select_delta(
     """
     if not deltas or repeats < 1:
         raise ConfigError("there must be a delta to try and at least one repetition")
-    ratios = {}
+    ratios, train_aucs = {}, {}
     for delta in deltas:
         trials = [rehearse(rehearsal, partial(make, delta), i) for i in range(repeats)]
         ratios[delta] = statistics.fmean(
             statistics.fmean(t.leak_auc.values()) / t.train_auc for t in trials
         )
-    return DeltaChoice(min(ratios, key=ratios.__getitem__), ratios)
+        train_aucs[delta] = statistics.fmean(t.train_auc for t in trials)
+    return DeltaChoice(min(ratios, key=ratios.__getitem__), ratios, train_aucs)
 
 
 def select_gamma(

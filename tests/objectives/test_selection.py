@@ -92,6 +92,10 @@ def test_delta_has_the_smallest_mean_ratio(monkeypatch: pytest.MonkeyPatch) -> N
     expected = (0.6 + 0.7 + 0.8 + 0.01) / 3 / 0.9
     assert choice.ratios[0.05] == pytest.approx(expected)
     assert choice.ratios[0.1] == pytest.approx((1.5 + 0.01) / 3 / 0.5)
+    assert choice.train_aucs == pytest.approx(utility)
+    assert choice.learned
+    utility[0.05] = 0.59
+    assert not select_delta(small(), objective, (0.05,), repeats=1).learned
 
 
 @pytest.mark.parametrize(("literal", "expected"), [(False, 5.0), (True, 20.0)])

@@ -155,6 +155,11 @@ def test_every_objective_has_a_task() -> None:
         ("ladsg", "ladistill:k=2,eps=0.3,teacher=auto,epochs=50", "sgsub | geno"),
         ("ladsg:distill=false", "auto", "sgsub | geno"),
         (
+            "ladsg:first_epoch=silent",
+            "ladistill:k=2,eps=0.3,teacher=auto,epochs=50,first_epoch=silent",
+            "sgsub | geno",
+        ),
+        (
             "ladsg:substitute=false",
             "ladistill:k=2,eps=0.3,teacher=auto,epochs=50",
             "geno",

@@ -11,7 +11,7 @@ from cli_cases import call
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.selecting import choose_delta, choose_gamma
 
-FAST = ("--epochs", "2", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
+FAST = ("--epochs", "60", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
 
 
 def test_it_prints_what_the_library_chooses(
@@ -20,7 +20,7 @@ def test_it_prints_what_the_library_chooses(
     code, out, _ = call(capsys, monkeypatch, "select", *FAST, "--json")
     assert code == 0
     found = json.loads(out)
-    config = RunConfig(objective="gafm", aggregation="mean", width=1, epochs=2)
+    config = RunConfig(objective="gafm", aggregation="mean", width=1, epochs=60)
     chosen = choose_delta(config, (0.05, 0.3), 0.2, 1)
     assert found["delta"] == chosen.delta
     assert list(found["ratios"].values()) == list(chosen.ratios.values())
@@ -33,7 +33,7 @@ def test_settings_of_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('dataset = "breast-cancer"\nepochs = 2\nseed = 3\n')
+    file.write_text('dataset = "breast-cancer"\nepochs = 60\nseed = 3\n')
     arguments = ("select", "--config", str(file), *FAST[2:])
     code, out, _ = call(capsys, monkeypatch, *arguments)
     assert code == 0
@@ -57,3 +57,14 @@ def test_wrong_arguments(
     code, _, error = call(capsys, monkeypatch, "select", *FAST[:6], *arguments)
     assert code == 2
     assert words in error
+
+
+def test_a_model_that_has_learned_nothing_chooses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ("--epochs", "1", *FAST[2:])
+    code, out, error = call(capsys, monkeypatch, "select", *short)
+    assert code == 2
+    assert not out
+    assert "train longer with --epochs" in error
+    assert "0.05: 0." in error
