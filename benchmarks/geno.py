@@ -10,6 +10,8 @@ all seeds:
   attacks;
 - norm: the median norm of the attacker's gradient from the begin of the attack over the
   same in an honest run, without Geno: what there is to be seen;
+- embedding: the same of the length of its embeddings (root mean square), which the
+  label party sees too; and how far apart the honest parties are in that;
 - the split model's test metric.
 
 The attacks: ``malicious`` is the active attack of Fu et al., MaliciousAdam or
@@ -25,7 +27,7 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -37,6 +39,7 @@ from torch import Tensor
 from flower_vfl.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.client_app import vertical_client_app
 from flower_vfl.grid import InProcessGrid
+from flower_vfl.label import LabelParty, LabelStep
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.passive import PassiveParty
 from flower_vfl.sessions import node_name
@@ -137,12 +140,29 @@ def attacking(case: Case, observer: Observer) -> Callable[..., torch.optim.Optim
     return partial(Late, **honest.keywords, gamma=0.0)
 
 
+def watched(party: LabelParty, lengths: dict[str, list[float]]) -> LabelParty:
+    """Keep the root mean square of every embedding that arrives at the label party."""
+    train = party.train_step
+
+    def step(
+        step: int, epoch: int, index: int, embeddings: Mapping[str, Tensor]
+    ) -> LabelStep:
+        for name, embedding in embeddings.items():
+            length = float(embedding.square().mean().sqrt())
+            lengths.setdefault(name, []).append(length)
+        return train(step, epoch, index, embeddings)
+
+    party.train_step = step  # type: ignore[method-assign]
+    return party
+
+
 @dataclass
 class Outcome:
     """What one run gave."""
 
     withheld: dict[str, list[float]]
     norms: dict[str, list[float]]
+    lengths: dict[str, list[float]]
     score: float
     start: int
 
@@ -169,9 +189,14 @@ def run(dataset: str, case: Case, seed: int, geno: Geno | None) -> Outcome:
             party.make_optimizer = attacking(case, observer)
         return party
 
+    lengths: dict[str, list[float]] = {}
+
+    def label(context: Context) -> LabelParty:
+        return watched(label_at(context), lengths)
+
     strategy = make_strategy(config, False)
     strategy.transforms = [observer] if geno is None else [observer, geno]
-    app = vertical_client_app(passive, label_at)
+    app = vertical_client_app(passive, label)
     with InProcessGrid(app, 4, config.to_run_config()) as grid:
         result = strategy.start(grid, num_rounds=config.epochs)
     withheld = {
@@ -181,7 +206,7 @@ def run(dataset: str, case: Case, seed: int, geno: Geno | None) -> Outcome:
     }
     final = list(result.evaluate_metrics_clientapp.values())[-1]
     score = float(final[f"test_{MAIN_METRIC['binary']}"])  # type: ignore[arg-type]
-    return Outcome(withheld, observer.norms, score, observer.start)
+    return Outcome(withheld, observer.norms, lengths, score, observer.start)
 
 
 @cache
@@ -192,7 +217,7 @@ def undefended(dataset: str, case: Case, seed: int) -> Outcome:
 
 def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
     """Return what one attack came to."""
-    found, ratios = [], []
+    found, ratios, lengths, spread = [], [], [], []
     for seed in range(seeds):
         found.append(run(dataset, case, seed, Geno(lambda_)))
         plain = undefended(dataset, case, seed)
@@ -201,6 +226,13 @@ def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
             statistics.median(plain.attacked(plain.norms[ATTACKER]))
             / statistics.median(plain.attacked(reference.norms[ATTACKER]))
         )
+        seen = {
+            name: statistics.median(plain.attacked(values))
+            for name, values in reference.lengths.items()
+        }
+        attacked = statistics.median(plain.attacked(plain.lengths[ATTACKER]))
+        lengths.append(attacked / seen[ATTACKER])
+        spread.append(max(seen.values()) / min(seen.values()))
     detected = [v for o in found for v in o.attacked(o.withheld[ATTACKER])]
     others = [
         value
@@ -214,6 +246,7 @@ def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
     return (
         f"| {dataset} | {case.name} | {kind} | {rate} | {statistics.mean(others):.4f} "
         f"| {statistics.mean(ratios):.2f} "
+        f"| {statistics.mean(lengths):.2f} ({statistics.mean(spread):.2f}) "
         f"| {statistics.mean(o.score for o in found):.3f} |"
     )
 
@@ -226,8 +259,11 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    print("| dataset | attack | λ | detected | false alarms | norm | test AUC |")
-    print("|---|---|---|---|---|---|---|")
+    head = (
+        "dataset | attack | λ | detected | false alarms | norm | embedding | test AUC"
+    )
+    print(f"| {head} |")
+    print("|---|---|---|---|---|---|---|---|")
     for dataset in arguments.datasets:
         for case in CASES:
             print(line(dataset, case, arguments.seeds, None), flush=True)
