@@ -9,6 +9,10 @@ that of the work of both. Memory is the growth of the process at its peak, for b
 
     python benchmarks/psu.py --ids 100000
     python benchmarks/psu.py --ids 1000000 --groups ristretto255
+    python benchmarks/psu.py --ids 100000 --groups ristretto255 --handshake
+
+With --handshake the union is that of `VerticalStrategy(alignment="psu")`, as Flower
+messages over an `InProcessGrid`, from the hello to the agreement on the aligned rows.
 
 Where openmined-psi is installed, its intersection of the same ids follows (one core).
 """
@@ -18,12 +22,18 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import logging
 import resource
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import torch
+from torch import nn
+
+from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.alignment import (
     GROUPS,
     Elements,
@@ -39,8 +49,9 @@ from flower_vfl.alignment import (
     make_group,
     settings,
 )
-from flower_vfl.alignment.elements import cores
+from flower_vfl.alignment.elements import Progress, cores
 from flower_vfl.alignment.modp import Modp
+from flower_vfl.strategies import VerticalStrategy
 
 NAMES = ["a", "p"]
 KINDS = {"psu": PsuParty, "psi": PsiParty}
@@ -102,21 +113,28 @@ def make_posts(method: str, group: Group) -> dict[str, Post]:
     return {name: Post(seals[name], group) for name in NAMES}
 
 
-def align(
-    method: str, group: Group, ids: dict[str, list[str]]
-) -> tuple[float, float, int]:
-    """Return seconds, powers of both parties, and ids in the end."""
-    powers = 0.0
-    raise_list = group.power
-    usual = group.random_key().bit_length()
+@contextmanager
+def counted_powers(usual: int) -> Iterator[list[float]]:
+    """Count powers; those with keys longer than usual as so many more."""
+    powers = [0.0]
+    raise_list = Group.power
 
-    def counted(elements: Elements, key: int, progress: None = None) -> Elements:
-        nonlocal powers
-        longer = key.bit_length() / usual if isinstance(group, Modp) else 1
-        powers += len(elements) * longer
-        return raise_list(elements, key)
+    def counted(
+        self: Group, elements: Elements, key: int, progress: Progress | None = None
+    ) -> Elements:
+        longer = key.bit_length() / usual if isinstance(self, Modp) else 1
+        powers[0] += len(elements) * longer
+        return raise_list(self, elements, key, progress)
 
-    group.power = counted  # type: ignore[method-assign]
+    Group.power = counted  # type: ignore[method-assign]
+    try:
+        yield powers
+    finally:
+        Group.power = raise_list  # type: ignore[method-assign]
+
+
+def align(method: str, group: Group, ids: dict[str, list[str]]) -> tuple[float, int]:
+    """Return seconds and ids in the end of the library's own relay."""
     start = time.perf_counter()
     posts = make_posts(method, group)
     members = {
@@ -139,7 +157,25 @@ def align(
         letters = following
     alignment = members["a"].alignment
     assert alignment is not None
-    return time.perf_counter() - start, powers, len(alignment.universe)
+    return time.perf_counter() - start, len(alignment.universe)
+
+
+def shake_hands(
+    method: str, group: Group, ids: dict[str, list[str]]
+) -> tuple[float, int]:
+    """Return seconds and ids in the end of the strategy's handshake."""
+    top = CrossEntropy(nn.Linear(1, 1))
+    labels = torch.arange(len(ids["a"])) % 2
+    features = torch.zeros(len(ids["p"]), 1)
+    parties = [
+        LabelParty(labels, top, ids=ids["a"], device="cpu"),
+        PassiveParty(features, nn.Linear(1, 1), ids=ids["p"], device="cpu"),
+    ]
+    strategy = VerticalStrategy(alignment=method, group=group.name, progress=False)
+    with in_process(parties) as grid:
+        start = time.perf_counter()
+        training = strategy.connect(grid)
+        return time.perf_counter() - start, training.meeting.label.rows
 
 
 def peak() -> float:
@@ -147,7 +183,10 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(method: str, name: str, count: int, overlap: float) -> None:
+def measure(
+    method: str, name: str, count: int, overlap: float, handshake: bool
+) -> None:
+    """Print one line about one method in one group."""
     group = make_group(name)
     calls = 4000 if name == "ristretto255" else 300
     before_memory = peak()
@@ -159,12 +198,15 @@ def measure(method: str, name: str, count: int, overlap: float) -> None:
         ],
     }
     before = tight_speed(group, calls)
-    seconds, powers, aligned = align(method, group, ids)
+    with counted_powers(group.random_key().bit_length()) as done:
+        seconds, aligned = (shake_hands if handshake else align)(method, group, ids)
+    powers = done[0]
     after = tight_speed(group, calls)
     speed, whole = (before + after) / 2, powers / seconds
     memory = peak() - before_memory
+    how = " as Flower messages" if handshake else ""
     print(
-        f"{method} {name}: {count} and {count} ids, {aligned} aligned: "
+        f"{method} {name}{how}: {count} and {count} ids, {aligned} aligned: "
         f"{seconds:.1f} s; {powers:.0f} powers, {whole:.0f}/s; "
         f"tight loop {speed:.0f}/s on {cores()} cores "
         f"(before {before:.0f}, after {after:.0f}); "
@@ -203,12 +245,14 @@ def main() -> None:
     parser.add_argument("--modp-ids", type=int, default=300, help="for modp groups")
     parser.add_argument("--overlap", type=float, default=0.5)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=[*GROUPS])
+    parser.add_argument("--handshake", action="store_true", help="by the strategy")
     parser.add_argument("--methods", nargs="+", choices=KINDS, default=["psu"])
     given = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     for method in given.methods:
         for name in given.groups:
             count = given.ids if name == "ristretto255" else given.modp_ids
-            measure(method, name, count, given.overlap)
+            measure(method, name, count, given.overlap, given.handshake)
     measure_openmined(given.ids, given.overlap)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError, PartyError, unknown_name
+from .objectives import Objective, Outcome
 from .party import check_finite
 from .terms import Shape
 
@@ -195,3 +196,90 @@ def check_embeddings(
         check_finite(part, name, "its embedding", remedy, step)
         checked[name] = part
     return checked
+
+
+def try_shapes(
+    joiner: Aggregation,
+    objective: Objective,
+    shapes: Mapping[str, Shape],
+    name: str,
+    device: torch.device,
+) -> None:
+    """Send zeros through aggregation and top model, to fail before training.
+
+    Parameters
+    ----------
+    joiner : Aggregation
+        How embeddings are joined.
+    objective : Objective
+        Has the top model.
+    shapes : Mapping[str, Shape]
+        Of one row of the embedding of each party, in the order in which they are
+        joined.
+    name : str
+        The label party's name.
+    device : torch.device
+        Where it computes.
+    """
+    joiner.check(dict(shapes))
+    parts = [torch.zeros(2, *shape, device=device) for shape in shapes.values()]
+    was_training = objective.training
+    objective.eval()
+    try:
+        with torch.no_grad():
+            objective.predict(joiner.eval()(parts))
+    except (RuntimeError, ValueError, IndexError) as error:
+        others = [(party, shape) for party, shape in shapes.items() if party != name]
+        listed = ", ".join(f"{party} {shape}" for party, shape in others)
+        raise PartyError(
+            name,
+            f"the embeddings ({listed}) do not fit aggregation '{joiner.name}' and the "
+            f"top model: {error}",
+            "Make the top model's input as wide as the joined embedding",
+        ) from error
+    finally:
+        objective.train(was_training)
+        joiner.train()
+
+
+def train_joined(
+    joiner: Aggregation,
+    own: Sequence[Tensor],
+    received: Sequence[Tensor],
+    learn: Callable[[Tensor], Outcome],
+    descend: Callable[[Tensor, Tensor], None],
+) -> tuple[Outcome, list[Tensor]]:
+    """Train the label party's modules on a batch.
+
+    Parameters
+    ----------
+    joiner : Aggregation
+        How embeddings are joined.
+    own : Sequence[Tensor]
+        The label party's own embedding, if it has features.
+    received : Sequence[Tensor]
+        The embedding of each passive party.
+    learn : Callable[[Tensor], Outcome]
+        Trains the objective on the joined embedding.
+    descend : Callable[[Tensor, Tensor], None]
+        Trains what made an output on the gradient of that output.
+
+    Returns
+    -------
+    tuple[Outcome, list[Tensor]]
+        What the objective says, and the gradient of each received part.
+    """
+    if joiner.linear:
+        joined = joiner([part.detach() for part in [*own, *received]])
+        outcome = learn(joined.detach().requires_grad_())
+        gradients = joiner.pull_back(outcome.gradient, [*own, *received])
+        if own and own[0].requires_grad:
+            descend(own[0], gradients[0])
+        return outcome, gradients[len(own) :]
+    leaves = [part.detach().requires_grad_() for part in received]
+    joined = joiner([*own, *leaves])
+    outcome = learn(joined.detach().requires_grad_())
+    descend(joined, outcome.gradient)
+    return outcome, [
+        torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves
+    ]

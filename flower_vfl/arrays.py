@@ -8,6 +8,7 @@ can read them.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from io import BytesIO
 
@@ -83,6 +84,22 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
         buffer, {"descr": descr, "fortran_order": False, "shape": shape}
     )
     return buffer.getvalue()
+
+
+def size_of(array: Array) -> int:
+    """Return the bytes of an array's numbers, without making them.
+
+    Parameters
+    ----------
+    array : Array
+        Any array.
+    """
+    return math.prod(array.shape) * _item_size(array.dtype)
+
+
+@lru_cache
+def _item_size(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
 
 
 def to_array(tensor: Tensor) -> Array:

@@ -13,23 +13,34 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from . import residence
+from .alignment.keys import AlignmentSettings, trusts_server
 from .errors import ConfigError, PartyError
 from .label import LabelParty
 from .party import Party
 from .passive import PassiveParty
 from .protocol import Verb, error_content, read
 from .randomness import RandomState, derive_seed
-from .sessions import enter, node_name, node_role, party_of, safe_name, save
+from .sessions import (
+    enter,
+    node_name,
+    node_role,
+    node_settings,
+    party_of,
+    safe_name,
+    save,
+)
 from .verbs import VERBS
 
 PassiveFactory = Callable[[Context], PassiveParty]
 LabelFactory = Callable[[Context], LabelParty]
+SettingsFactory = Callable[[Context], AlignmentSettings]
 
 
 def vertical_client_app(
     passive: PassiveFactory,
     label: LabelFactory,
     mods: list[Mod] | None = None,
+    aligning: SettingsFactory = node_settings,
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
 
@@ -43,6 +54,9 @@ def vertical_client_app(
         Makes the label party.
     mods : list[Mod] | None (default: None)
         Flower mods around every message.
+    aligning : Callable[[Context], AlignmentSettings] (default: from the node config)
+        What a node brings to an alignment of ids: its key, the pinned keys of others,
+        whether it trusts the server, how it spells ids.
 
     Returns
     -------
@@ -61,16 +75,14 @@ def vertical_client_app(
                 f"the factory of a {role} node returned a {type(party).__name__}"
             )
         party.name = party.name or name
-        trust = context.node_config.get("trust-server")
+        trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
-            if not isinstance(trust, bool):  # the text "false" would count as true
-                raise ConfigError(f"trust-server must be true or false, got '{trust}'")
             party.trust_server = trust
         return party
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            records = _answer(message, context, make)
+            records = _answer(message, context, make, aligning)
         except Exception as error:
             party = party_of(context.run_id, context.node_id)
             name = party.name if party is not None else safe_name(context)
@@ -94,12 +106,16 @@ def _report(error: Exception, party: str) -> RecordDict:
 
 
 def _answer(
-    message: Message, context: Context, make: Callable[[Context, int], Party]
+    message: Message,
+    context: Context,
+    make: Callable[[Context, int], Party],
+    aligning: SettingsFactory,
 ) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)
     resident = residence.is_resident(context.run_id, context.node_id)
     session = enter(context, verb, content, make, resident)
+    session.settings = aligning
     with session.lock:
         turn = content.number("turn")
         # A hello changes nothing, and one with the same turn may be of another server.
@@ -120,6 +136,8 @@ def _answer(
             session.reply = VERBS[verb](session, content, context).records()
         except Exception as error:  # kept too: half a step must not be done again
             session.reply = _report(error, session.party.name)
+            if session.drop_handshake() and not resident:  # no key may be left
+                save(session, context)
         else:
             if not resident:
                 save(session, context)

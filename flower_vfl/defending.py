@@ -69,6 +69,33 @@ class Defended:
     metrics: dict[str, float]
 
 
+@dataclass
+class LabelStep:
+    """What one training step of the label party brings.
+
+    Parameters
+    ----------
+    gradients : dict[str, Tensor]
+        What leaves for each passive party; one whose gradient a defense withheld is
+        missing.
+    loss : float
+        The loss of the batch.
+    rows : int
+        Rows of the batch.
+    metrics : dict[str, float]
+        Anything else that the objective and the defenses report.
+    labels : Tensor
+        Labels of the batch, for a defense; class numbers also where the objective took
+        shares of classes.
+    """
+
+    gradients: dict[str, Tensor]
+    loss: float
+    rows: int
+    metrics: dict[str, float]
+    labels: Tensor
+
+
 class Defender:
     """Applies gradient transforms in order to the gradient of every party.
 
@@ -121,6 +148,7 @@ class Defender:
         labels: Tensor | None,
         step: int,
         epoch: int,
+        real: Tensor | None = None,
     ) -> Defended:
         """Return what each passive party gets.
 
@@ -134,6 +162,8 @@ class Defender:
             The training step, from 1.
         epoch : int
             The epoch, from 1.
+        real : Tensor | None (default: None)
+            Which labels are real; None where all are.
         """
         if self.idle:
             return Defended(dict(gradients), {})
@@ -149,7 +179,7 @@ class Defender:
                 defended[party] = result
             metrics.update({f"{k}/{party}": v for k, v in batch.metrics.items()})
         if self.watch is not None and labels is not None:
-            metrics |= self.watch.measure(defended, gradients, labels, step)
+            metrics |= self.watch.measure(defended, gradients, labels, step, real)
             self._consider_raising(metrics)
         return Defended(defended, metrics)
 
@@ -263,12 +293,22 @@ class LabelGuard:
         seed = int(terms.noise_seed, 16) if dictated else None
         watch = None
         leakage = Leakage.from_text(terms.leakage) if terms.leakage else None
-        if leakage is not None and leakage.layers and not trust_server:
+        if leakage is not None and leakage.shows_labels and not trust_server:
             raise PartyError(
                 name,
-                "measuring every layer shows the labels to the server and the passive "
-                "parties, and this node does not trust the server",
-                "Measure without layers; it is for simulations",
+                "measuring every layer, or embeddings with labels, shows the labels to "
+                "the server and the passive parties, and this node does not trust the "
+                "server",
+                "Measure without layers, and membership without labels; both are for "
+                "simulations",
+            )
+        if leakage and leakage.membership and terms.defended == "strategy":
+            raise PartyError(
+                name,
+                "is asked how well its synthetic labels hide, and a defense at the "
+                "strategy changes its gradients after they left",
+                'Have this node apply the defense: placement="label" at the strategy '
+                '(defense-at="label" in the run config)',
             )
         if leakage is not None and terms.defended != "strategy":
             watch = LeakWatch(leakage, task)

@@ -18,6 +18,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from . import residence
+from .alignment import AlignmentSettings
 from .client_app import vertical_client_app
 from .errors import ConfigError
 from .label import LabelParty
@@ -26,6 +27,7 @@ from .passive import PassiveParty
 from .sessions import forget, party_of
 
 NodeConfig = Mapping[str, UserConfigValue]
+_TRUSTING = AlignmentSettings(trust_server=True)
 
 
 class InProcessGrid(Grid):
@@ -209,13 +211,19 @@ def _release(run_id: int, nodes: list[int]) -> None:
     forget(run_id)
 
 
-def in_process(parties: Sequence[Party]) -> InProcessGrid:
+def in_process(
+    parties: Sequence[Party],
+    aligning: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
+) -> InProcessGrid:
     """Return a grid for parties that were made by hand, for example in a notebook.
 
     Parameters
     ----------
     parties : Sequence[Party]
         One label party and at least one passive party, in any order.
+    aligning : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
+        What each party brings to an alignment of ids, by name or for all. The default
+        trusts the server: it is this process, which holds all data anyway.
     """
     if len(parties) < 2:
         raise ConfigError(
@@ -241,4 +249,10 @@ def in_process(parties: Sequence[Party]) -> InProcessGrid:
         assert isinstance(party, LabelParty)  # its config says so
         return party
 
-    return InProcessGrid(vertical_client_app(passive, label), configs)
+    def settings(context: Context) -> AlignmentSettings:
+        if isinstance(aligning, AlignmentSettings):
+            return aligning
+        return aligning.get(str(context.node_config["name"]), AlignmentSettings())
+
+    app = vertical_client_app(passive, label, aligning=settings)
+    return InProcessGrid(app, configs)

@@ -27,10 +27,14 @@ class Holding:
     shares : Mapping[str, float] (default: {})
         The share of the aligned rows that each party holds, by party name; known from
         the sizes that the alignment reveals.
+    common : float | None (default: None)
+        The share of the aligned rows that all parties hold, where sizes tell it: those
+        of a union of two do. None takes it that parties hold rows independently.
     """
 
     local: Tensor
     shares: Mapping[str, float] = field(default_factory=dict)
+    common: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no such mapping."""
@@ -69,4 +73,8 @@ class Holding:
             name: min(1.0, (count - dummies) / size) if size else 1.0
             for name, count in alignment.counts.items()
         }
-        return cls(local, shares)
+        if len(shares) != 2 or not size:
+            return cls(local, shares)
+        # Two parties share half of their dummies on average: see alignment.padding.
+        nobody = 1.5 * dummies / size
+        return cls(local, shares, max(0.0, sum(shares.values()) - (1.0 - nobody)))

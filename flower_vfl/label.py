@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .aggregation import Aggregation, check_embeddings
-from .defending import DefenseFactory, LabelGuard
+from .aggregation import Aggregation, check_embeddings, train_joined, try_shapes
+from .defending import DefenseFactory, LabelGuard, LabelStep
 from .errors import ConfigError, PartyError
-from .metrics import METRICS
-from .objectives import Objective, OptimizerFactory, Outcome
+from .evaluation import Evaluation
+from .objectives import Objective, OptimizerFactory
 from .party import (
     ArrayLike,
     Features,
@@ -27,32 +26,7 @@ from .party import (
 )
 from .terms import Description, Shape, Terms
 from .transform import GradientTransform
-
-
-@dataclass
-class LabelStep:
-    """What one training step of the label party brings.
-
-    Parameters
-    ----------
-    gradients : dict[str, Tensor]
-        What leaves for each passive party; one whose gradient a defense withheld is
-        missing.
-    loss : float
-        The loss of the batch.
-    rows : int
-        Rows of the batch.
-    metrics : dict[str, float]
-        Anything else that the objective and the defenses report.
-    labels : Tensor
-        Labels of the batch, for a defense of the label party's own.
-    """
-
-    gradients: dict[str, Tensor]
-    loss: float
-    rows: int
-    metrics: dict[str, float]
-    labels: Tensor
+from .union.label_side import LabelSide
 
 
 class LabelParty(Party):
@@ -88,6 +62,15 @@ class LabelParty(Party):
     defenses : Callable[[str], GradientTransform] | None (default: None)
         Builds the defense that the strategy names for this node, usually
         ``flower_vfl.strategies.build_defense``.
+    synthetic_labels : str (default: "majority")
+        What stands in for labels that it does not hold, where the union of ids is
+        trained on: ``"majority"``, ``"minority"``, ``"random_pos"``, ``"random_pred"``
+        or ``"neighbors"``, perhaps with parameters.
+    synthetic_features, secret
+        As for :class:`PassiveParty`.
+    calibration : str (default: "")
+        Whether predictions undo what synthetic rows do to them: ``"te"`` when they are
+        made, ``"tr"`` in the loss, empty not at all.
     """
 
     role = "label"
@@ -108,13 +91,18 @@ class LabelParty(Party):
         trust_server: bool = False,
         defense: GradientTransform | None = None,
         defenses: DefenseFactory | None = None,
+        synthetic_labels: str = "majority",
+        synthetic_features: str = "sampling",
+        calibration: str = "",
+        secret: int | None = None,
     ) -> None:
         if (features is None) != (model is None):
             raise ConfigError(
                 "a label party with features needs a bottom model for them, and a "
                 "bottom model needs features: give both or neither"
             )
-        super().__init__(features, model, optimizer, name, ids, split, device)
+        own = (features, model, optimizer, name, ids, split, device)
+        super().__init__(*own, synthetic_features, secret)
         if labels is not None and not isinstance(labels, Tensor):
             labels = np.asarray(labels)
         self.raw_labels = None if labels is None else as_tensors(labels)[0]
@@ -126,11 +114,12 @@ class LabelParty(Party):
         self._rows = rows
         self._labels: Tensor | None = None
         self._shapes: dict[str, Shape] = {}
-        self._scores: list[Tensor] = []
+        self._evaluation = Evaluation()
+        self._label_side = LabelSide(self.union, synthetic_labels, calibration)
 
     @property
-    def rows(self) -> int:
-        """Number of samples."""
+    def own_rows(self) -> int:
+        """Number of samples that it holds."""
         if self.raw_labels is not None:
             return len(self.raw_labels)
         return len(self.features[0]) if self.features else (self._rows or 0)
@@ -144,10 +133,11 @@ class LabelParty(Party):
             Key of this session's digests.
         """
         self.check_data()
-        if self.features and len(self.features[0]) != self.rows:
+        if self.features and len(self.features[0]) != self.own_rows:
             raise PartyError(
                 self.name,
-                f"has {len(self.features[0])} rows of features and {self.rows} labels",
+                f"has {len(self.features[0])} rows of features and {self.own_rows} "
+                "labels",
                 "Give one label per row of features",
             )
         if self.raw_labels is not None:
@@ -183,34 +173,17 @@ class LabelParty(Party):
         self.objective.configure(self.make_optimizer)
         self._guard.agree(terms, self.name, self.objective.task, self.trust_server)
         super().agree(terms)
-        if self._labels is not None and self.agreed().size("train"):
-            training = self._evaluated_rows("train")
-            self.objective.prepare(self.features, self._labels, training)
-        self._try_shapes(terms.parties)
-
-    def _try_shapes(self, parties: Mapping[str, Shape]) -> None:
-        """Send zeros through aggregation and top model, to fail before training."""
-        shapes = dict(parties)
-        own = self.probe_shape()
-        self._joiner.check({self.name: own, **shapes} if own else shapes)
-        both = ([own] if own else []) + list(shapes.values())
-        parts = [torch.zeros(2, *shape, device=self.device) for shape in both]
-        was_training = self.objective.training
-        self.objective.eval()
-        try:
-            with torch.no_grad(), self.random:
-                self.objective.predict(self._joiner.eval()(parts))
-        except (RuntimeError, ValueError, IndexError) as error:
-            listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise PartyError(
-                self.name,
-                f"the embeddings ({listed}) do not fit aggregation "
-                f"'{self._joiner.name}' and the top model: {error}",
-                "Make the top model's input as wide as the joined embedding",
-            ) from error
-        finally:
-            self.objective.train(was_training)
-            self._joiner.train()
+        training = self.agreed().rows("train")
+        if self._labels is not None and len(training):
+            settings = (self.objective, terms.parties, self.name)
+            self._label_side.settle(self._labels, training, *settings)
+            known, _ = self._label_side.labelled(training)
+            self.objective.prepare(self.features, self._labels, known)
+        shapes, own_shape = dict(terms.parties), self.probe_shape()
+        if own_shape:
+            shapes = {self.name: own_shape, **shapes}
+        with self.random:
+            try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
@@ -246,13 +219,27 @@ class LabelParty(Party):
         rows = self.agreed().training_rows(epoch, index)
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
-        labels = self._labels.index_select(0, rows)
         self._set_training(True)
         received = self._received(embeddings, len(rows), step)
-        self.objective.rows = rows
+        self.objective.rows = self._label_side.local(rows)
         with self.random:
-            own = [self.run_model(rows)] if self.model is not None else []
-            outcome, gradients = self._descend(own, list(received.values()), labels)
+            own = self._own_part(rows, ("train", step), True)
+            parts = list(received.values())
+
+            def join() -> Tensor:
+                joined: Tensor = self._joiner([part.detach() for part in own + parts])
+                return joined.detach()
+
+            labels = self._label_side.batch(
+                rows, step, lambda: self._expect(join), join
+            )
+            outcome, gradients = train_joined(
+                self._joiner,
+                own,
+                parts,
+                lambda joined: self.objective.step(joined, labels.used),
+                self.descend,
+            )
         loss = outcome.loss.item()
         if not math.isfinite(loss):
             raise PartyError(
@@ -262,30 +249,27 @@ class LabelParty(Party):
                 step,
             )
         self.step = step
+        self.union.stand_in.commit()
         by_party = dict(zip(received, gradients, strict=True))
-        defended = self._guard.defender.defend(by_party, labels, step, epoch)
+        defended = self._guard.defender.defend(
+            by_party, labels.classes, step, epoch, labels.real
+        )
         metrics = {**outcome.metrics, **defended.metrics}
-        return LabelStep(defended.gradients, loss, len(rows), metrics, labels)
+        return LabelStep(defended.gradients, loss, len(rows), metrics, labels.classes)
 
-    def _descend(
-        self, own: list[Tensor], received: list[Tensor], labels: Tensor
-    ) -> tuple[Outcome, list[Tensor]]:
-        """Train every module of this party; return the received parts' gradients."""
-        if self._joiner.linear:
-            joined = self._joiner([part.detach() for part in [*own, *received]])
-            outcome = self.objective.step(joined.detach().requires_grad_(), labels)
-            gradients = self._joiner.pull_back(outcome.gradient, [*own, *received])
-            if own and own[0].requires_grad:
-                self.descend(own[0], gradients[0])
-            return outcome, gradients[len(own) :]
-        leaves = [part.detach().requires_grad_() for part in received]
-        joined = self._joiner([*own, *leaves])
-        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
-        self.descend(joined, outcome.gradient)
-        return outcome, [
-            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for leaf in leaves
-        ]
+    def _own_part(
+        self, rows: Tensor, at: tuple[int | str, ...], training: bool
+    ) -> list[Tensor]:
+        """Return the embedding of the own features, if there are any."""
+        return [] if self.model is None else [self.embed_rows(rows, at, training)]
+
+    def _expect(self, join: Callable[[], Tensor]) -> Tensor:
+        """Return what the model now makes of a batch, without learning from it."""
+        self._set_training(False)
+        with torch.no_grad():
+            expected = self.objective.expect(join())
+        self._set_training(True)
+        return expected
 
     def _set_training(self, training: bool) -> None:
         for module in (self.objective, self._joiner, self.model):
@@ -314,10 +298,26 @@ class LabelParty(Party):
             The embedding of each passive party.
         """
         rows = self.agreed().evaluation_rows(split, index)
+        return self.predict_rows(rows, (split, index), embeddings)
+
+    def predict_rows(
+        self, rows: Tensor, at: tuple[int | str, ...], embeddings: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return predictions for some rows.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Row numbers of the run; a party without features does not look at them.
+        at : tuple[int | str, ...]
+            Which batch this is.
+        embeddings : Mapping[str, Tensor]
+            The embedding of each passive party.
+        """
         self._set_training(False)
         parts = self._received(embeddings, len(rows), self.step or None)
         with torch.no_grad(), self.random:
-            own = [self.run_model(rows)] if self.model is not None else []
+            own = self._own_part(rows, at, False)
             return self.objective.predict(self._joiner([*own, *parts.values()]))
 
     def evaluate(
@@ -334,26 +334,17 @@ class LabelParty(Party):
         embeddings : Mapping[str, Tensor]
             The embedding of each passive party.
         """
-        predictions = self.predict(split, index, embeddings).cpu()
-        self._scores = [predictions] if index == 0 else [*self._scores, predictions]
+        self._evaluation.add(index, self.predict(split, index, embeddings))
         schedule = self.agreed()
-        if index + 1 < schedule.batches(split):
+        parts = schedule.batches(split)
+        if index + 1 < parts:
             return {}
-        if len(self._scores) != index + 1 or self.raw_labels is None:
-            raise PartyError(
-                self.name,
-                f"cannot evaluate: {len(self._scores)} of {index + 1} parts arrived",
-                "Evaluate again from the first part, at a party that has labels",
-            )
-        labels = self.raw_labels[self._evaluated_rows(split).cpu()].double().numpy()
-        scores, self._scores = torch.cat(self._scores).double().numpy(), []
-        return METRICS[self.objective.task](scores, labels)
-
-    def _evaluated_rows(self, split: str) -> Tensor:
-        """Return the rows of a split in the order of its evaluation."""
-        schedule = self.agreed()
-        parts = range(schedule.batches(split))
-        return torch.cat([schedule.evaluation_rows(split, i) for i in parts])
+        if self.raw_labels is None:
+            raise PartyError(self.name, "has no labels", "Give labels to evaluate")
+        own, labelled = self._label_side.labelled(schedule.rows(split))
+        labels = self.raw_labels[own.cpu()]
+        task = self.objective.task
+        return self._evaluation.finish(parts, labels, labelled, task, self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
@@ -366,7 +357,9 @@ class LabelParty(Party):
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": self.random.state_dict(),
             "defense": self._guard.defender.state_dict(),
-            "scores": self._scores,
+            "scores": self._evaluation.scores,
+            **self.union.state_dict(),
+            **self._label_side.state_dict(self.objective),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -386,4 +379,6 @@ class LabelParty(Party):
         self.random.load_state_dict(state["random"])
         self._guard.defender.load_state_dict(state["defense"])
         self.step = state["step"]
-        self._scores = state["scores"]
+        self._evaluation = Evaluation(state["scores"])
+        self.union.load_state_dict(state, embeds=self.model is not None)
+        self._label_side.load_state_dict(state, self.objective)

@@ -10,14 +10,87 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
+from torch import Tensor
+
+from .errors import ConfigError
 
 Floats = NDArray[np.float64]
 
 
+def class_numbers(labels: Tensor, rows: int) -> Tensor:
+    """Return labels as whole numbers; refuse any other, or another number of them.
+
+    Parameters
+    ----------
+    labels : Tensor
+        Class numbers from 0.
+    rows : int
+        How many there must be.
+    """
+    flat = labels.detach().reshape(-1)
+    if len(flat) != rows:
+        raise ConfigError(f"got {len(flat)} labels for {rows} rows")
+    numbers = flat.long()
+    if (numbers != flat).any() or (numbers < 0).any():
+        raise ConfigError(
+            "labels must be class numbers from 0; for values use pearson_rho"
+        )
+    return numbers
+
+
+def adaptive_calibration_error(
+    probabilities: Tensor, labels: Tensor, bins: int = 15
+) -> float:
+    """Return how far predicted probabilities are from frequencies (Nixon et al., 2019).
+
+    The predictions of a class are sorted and cut into bins of equal mass; the error is
+    the mean over bins and classes of |mean prediction − frequency of the class|. Rows
+    with the same prediction share their mean label, so that the order of the rows does
+    not matter. https://arxiv.org/abs/1904.01685
+
+    Parameters
+    ----------
+    probabilities : Tensor
+        Probability of class 1, one per row; or one column per class.
+    labels : Tensor
+        Class numbers.
+    bins : int (default: 15)
+        Number of bins; sizes differ by at most one row, the larger ones first.
+    """
+    numbers = class_numbers(labels, len(probabilities)).to(probabilities.device)
+    if bins < 1 or not len(numbers):
+        raise ConfigError(f"cannot cut {len(numbers)} rows into {bins} bins")
+    if probabilities.ndim == 1 or probabilities.shape[1] == 1:
+        columns, hits = probabilities.reshape(1, -1), (numbers == 1).unsqueeze(0)
+    else:
+        columns = probabilities.T
+        classes = torch.arange(len(columns), device=columns.device)
+        hits = numbers == classes.unsqueeze(1)
+    ordered, order = columns.detach().double().contiguous().sort(dim=1)
+    share = _share_ties(ordered, hits.gather(1, order).double())
+    gap = (ordered - share).cumsum(dim=1)
+    bins = min(bins, len(numbers))
+    size, larger = divmod(len(numbers), bins)
+    number = torch.arange(1, bins + 1, device=gap.device)
+    ends = number * size + number.clamp_max(larger)
+    sums = gap[:, ends - 1].diff(dim=1, prepend=gap.new_zeros(len(gap), 1))
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    return float((sums.abs() / sizes).mean())
+
+
+def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
+    """Give rows with the same value the mean of their hits; values are sorted."""
+    first = torch.searchsorted(ordered, ordered)
+    last = torch.searchsorted(ordered, ordered, right=True)
+    until = torch.nn.functional.pad(hits.cumsum(dim=1), (1, 0))
+    return (until.gather(1, last) - until.gather(1, first)) / (last - first)
+
+
 def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUC, accuracy and cross entropy.
+    """Return AUC, accuracy, cross entropy and adaptive calibration error.
 
     Parameters
     ----------
@@ -29,6 +102,7 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     result = {
         "accuracy": float(np.mean((predictions > 0.5) == (labels > 0.5))),
         "loss": float(log_loss(labels, predictions, labels=[0, 1])),
+        "ace": _calibration_error(predictions, labels),
     }
     if len(np.unique(labels)) == 2:  # the AUC of a single class does not exist
         result["auc"] = float(roc_auc_score(labels, predictions))
@@ -36,7 +110,7 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
 
 
 def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return accuracy and cross entropy.
+    """Return accuracy, cross entropy and adaptive calibration error.
 
     Parameters
     ----------
@@ -50,7 +124,13 @@ def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     return {
         "accuracy": float(np.mean(predictions.argmax(axis=1) == labels)),
         "loss": float(log_loss(labels, predictions / sums, labels=classes)),
+        "ace": _calibration_error(predictions, labels),
     }
+
+
+def _calibration_error(predictions: Floats, labels: Floats) -> float:
+    both = torch.from_numpy(predictions), torch.from_numpy(labels)
+    return adaptive_calibration_error(*both)
 
 
 def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:

@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 from .device import resolve_device
 from .digests import keyed_digest, plain_list
 from .errors import ConfigError, PartyError
+from .holding import Holding
 from .objectives import OptimizerFactory, clear_gradients
 from .randomness import RandomState, derive_seed
 from .schedule import Plan, Schedule, split_rows
 from .terms import Description, Role, Shape, Terms
+from .union.place import Place
 
 ArrayLike = Tensor | NDArray[Any]
 Features = ArrayLike | Sequence[ArrayLike]
@@ -113,6 +115,12 @@ class Party(ABC):
         decide.
     device : str | torch.device
         Where it computes.
+    synthetic_features : str (default: "sampling")
+        What stands in for the features of aligned rows that it does not hold; see
+        :mod:`flower_vfl.union.features`.
+    secret : int | None (default: None)
+        What synthetic data is drawn from. None draws a secret for every alignment; a
+        number makes runs repeatable, for simulations.
     """
 
     role: Role
@@ -126,6 +134,8 @@ class Party(ABC):
         ids: Sequence[object] | NDArray[Any] | None,
         split: NDArray[np.int8] | None,
         device: str | torch.device,
+        synthetic_features: str = "sampling",
+        secret: int | None = None,
     ) -> None:
         self.name = name or ""
         self.device = resolve_device(device)
@@ -138,11 +148,35 @@ class Party(ABC):
         self.random = RandomState(0, self.device)
         self.schedule: Schedule | None = None
         self.optimizer: Optimizer | None = None
+        self.union = Place(synthetic_features, secret)
 
     @property
     @abstractmethod
+    def own_rows(self) -> int:
+        """Number of samples that it holds."""
+
+    @property
     def rows(self) -> int:
-        """Number of samples."""
+        """Number of samples of the run: aligned rows where ids were aligned."""
+        return self.own_rows if self.holding is None else self.holding.rows
+
+    @property
+    def holding(self) -> Holding | None:
+        """Which of the aligned rows it holds; None where all rows are its own."""
+        return self.union.holding
+
+    def place(self, holding: Holding) -> None:
+        """Work on aligned rows, of which this party may not hold all.
+
+        Called before :meth:`agree`. Synthetic data stands in for what it does not hold.
+
+        Parameters
+        ----------
+        holding : Holding
+            The aligned rows, and which of them are its own.
+        """
+        self.union.put(holding, self.own_rows, self.name)
+        self.schedule = None
 
     @abstractmethod
     def describe(self, key: bytes) -> Description:
@@ -162,7 +196,7 @@ class Party(ABC):
         terms : Terms
             What all parties agreed on.
         """
-        codes = self.split
+        codes = self.union.split(self.split)
         if codes is None:
             codes = split_rows(
                 self.rows, terms.seed, terms.test_fraction, terms.valid_fraction
@@ -170,6 +204,8 @@ class Party(ABC):
         plan = Plan(terms.seed, terms.batch_size, terms.evaluation_rows)
         self.schedule = Schedule(codes, plan, self.device)
         self.random = RandomState(party_seed(terms.seed, self.name), self.device)
+        embeds = self.model is not None
+        self.union.settle(self.schedule.rows("train"), self.name, embeds)
         self.step = 0
         self.optimizer = None
         parameters = [p for p in self.trained_parameters() if p.requires_grad]
@@ -238,24 +274,40 @@ class Party(ABC):
             )
         return self.schedule
 
-    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the features of some rows.
+    def embed_rows(
+        self, rows: Tensor, at: tuple[int | str, ...], training: bool
+    ) -> Tensor:
+        """Return the embeddings of some rows of the run.
 
         Parameters
         ----------
         rows : Tensor
-            Row numbers.
+            Row numbers of the run.
+        at : tuple[int | str, ...]
+            Which batch this is.
+        training : bool
+            Whether it is trained on.
+        """
+        return self.union.embed(rows, at, training, self.run_model)
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the features of some of its own rows.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Own row numbers.
         """
         # The same as part[rows], several times faster.
         return tuple(part.index_select(0, rows) for part in self.features)
 
     def run_model(self, rows: Tensor) -> Tensor:
-        """Return the bottom model's output for some rows.
+        """Return the bottom model's output for some of its own rows.
 
         Parameters
         ----------
         rows : Tensor
-            Row numbers.
+            Own row numbers.
         """
         assert self.model is not None  # only called by parties that have one
         output = cast(Tensor, self.model(*self.take(rows)))
@@ -278,10 +330,10 @@ class Party(ABC):
                 remedy = "Fill or drop them before the run"
                 check_finite(part, self.name, "its features", remedy, None)
         for what, values in (("ids", self.ids), ("split codes", self.split)):
-            if values is not None and len(values) != self.rows:
+            if values is not None and len(values) != self.own_rows:
                 raise PartyError(
                     self.name,
-                    f"has {len(values)} {what} for {self.rows} rows",
+                    f"has {len(values)} {what} for {self.own_rows} rows",
                     f"Give one of the {what} per row, or none at all",
                 )
         if self.ids is not None:
@@ -295,12 +347,12 @@ class Party(ABC):
 
     def probe_shape(self) -> Shape:
         """Return the shape of one row of the embedding, found with two rows."""
-        if self.model is None or not self.rows:
+        if self.model is None or not self.own_rows:
             return ()
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad(), RandomState(0, self.device):
-            rows = torch.arange(min(2, self.rows), device=self.device)
+            rows = torch.arange(min(2, self.own_rows), device=self.device)
             shape = tuple(self.run_model(rows).shape[1:])
         self.model.train(was_training)
         return shape
@@ -308,13 +360,17 @@ class Party(ABC):
     def digests(self, key: bytes) -> tuple[str, str]:
         """Return the digests of ids and split for the hello.
 
+        Aligned rows have no common ids, so that there is no digest of them.
+
         Parameters
         ----------
         key : bytes
             Key of this session's digests.
         """
-        ids = () if self.ids is None else plain_list(self.ids)
-        split = () if self.split is None else self.split.tolist()
+        given = self.ids if self.holding is None else None
+        ids = () if given is None else plain_list(given)
+        codes = self.union.split(self.split)
+        split = () if codes is None else codes.tolist()
         return (
             keyed_digest(ids, key) if ids else "",
             keyed_digest(split, key) if split else "",

@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .attacks.membership import membership_aucs, with_labels
 from .errors import PartyError
 from .layers import LayerProbe
-from .objectives import OptimizerFactory
+from .objectives import OptimizerFactory, Task
 from .party import Features, Party, check_finite, default_optimizer
 from .terms import Description, Terms
+from .watch import MEMBER_EMBEDDING
 
 
 @dataclass
@@ -54,6 +56,12 @@ class PassiveParty(Party):
         decide.
     device : str | torch.device (default: "auto")
         Where it computes.
+    synthetic_features : str (default: "sampling")
+        What stands in for features that it does not hold, where the union of ids is
+        trained on: ``"sampling"``, ``"gaussian"`` or ``"random"``.
+    secret : int | None (default: None)
+        What they are drawn from. None draws a secret for every alignment; a number
+        makes runs repeatable, for simulations.
     """
 
     role = "passive"
@@ -67,10 +75,25 @@ class PassiveParty(Party):
         ids: Sequence[object] | NDArray[Any] | None = None,
         split: NDArray[np.int8] | None = None,
         device: str | torch.device = "auto",
+        synthetic_features: str = "sampling",
+        secret: int | None = None,
     ) -> None:
-        super().__init__(features, model, optimizer, name, ids, split, device)
+        super().__init__(
+            features,
+            model,
+            optimizer,
+            name,
+            ids,
+            split,
+            device,
+            synthetic_features,
+            secret,
+        )
         self.model: nn.Module = model
         self._pending: _Pending | None = None
+        self._trained: tuple[Tensor, Tensor] | None = None  # rows, their embeddings
+        self.questions: Sequence[int] | Tensor = ()  # see flower_vfl.serving
+        self.answers = torch.empty(0)
         self._buffers = [  # where they are, for a model may put new ones in their place
             (f"{path}.{key}".lstrip("."), module, key)
             for path, module in model.named_modules()
@@ -79,8 +102,8 @@ class PassiveParty(Party):
         ]
 
     @property
-    def rows(self) -> int:
-        """Number of samples."""
+    def own_rows(self) -> int:
+        """Number of samples that it holds."""
         return len(self.features[0]) if self.features else 0
 
     def describe(self, key: bytes) -> Description:
@@ -133,7 +156,7 @@ class PassiveParty(Party):
         random = self.random.state_dict()
         buffers = self._copy_buffers()
         probe = LayerProbe(self.model) if probed else None
-        output = self._train_forward(epoch, index, probe)
+        output = self._train_forward(step, epoch, index, probe)
         self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
         return output.detach()
 
@@ -141,13 +164,13 @@ class PassiveParty(Party):
         return {name: getattr(m, key).clone() for name, m, key in self._buffers}
 
     def _train_forward(
-        self, epoch: int, index: int, probe: LayerProbe | None
+        self, step: int, epoch: int, index: int, probe: LayerProbe | None
     ) -> Tensor:
         rows = self.agreed().training_rows(epoch, index)
         if not self.model.training:
             self.model.train()
         with self.random, probe or nullcontext():
-            return self.run_model(rows)
+            return self.embed_rows(rows, ("train", step), True)
 
     def backward(
         self, step: int, gradient: Tensor | None, probed: bool = False
@@ -181,12 +204,41 @@ class PassiveParty(Party):
         output, probe = pending.output, pending.probe
         if output is None:  # the graph did not survive: repeat the same forward pass
             probe = LayerProbe(self.model) if probed else None
-            output = self._train_forward(pending.epoch, pending.index, probe)
+            at = pending.step, pending.epoch, pending.index
+            output = self._train_forward(*at, probe)
         if gradient is not None:
             self._descend(step, output, gradient)
+        if self.holding is not None:
+            self.union.stand_in.commit()
+            rows = self.agreed().training_rows(pending.epoch, pending.index)
+            self._trained = rows, output.detach()
         self._pending = None
         self.step = step
         return {} if probe is None else probe.gradients
+
+    def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
+        """Return how well the last batch hid which rows this party does not hold.
+
+        Parameters
+        ----------
+        labels : Tensor | None
+            Labels of that batch, which the label party can join to the embeddings; None
+            where they are not known.
+        task : {"binary", "multiclass", "regression"}
+            What they are.
+
+        Returns
+        -------
+        dict[str, float]
+            ``member_embedding`` and ``member_embedding_sides``: AUC of the spectral
+            attack; nothing where all rows of the batch are held, or none.
+        """
+        if self._trained is None:
+            return {}
+        rows, embedding = self._trained
+        real = self.union.local[rows] >= 0
+        found = membership_aucs(with_labels(embedding, labels, task), real)
+        return {f"{MEMBER_EMBEDDING}{kind}": auc for kind, auc in found.items()}
 
     def _descend(self, step: int, output: Tensor, gradient: Tensor) -> None:
         if gradient.shape != output.shape:
@@ -215,10 +267,26 @@ class PassiveParty(Party):
             The part, from 0.
         """
         rows = self.agreed().evaluation_rows(split, index)
+        return self.embed_for_use(rows, (split, index))
+
+    def embed_for_use(
+        self, rows: Tensor, at: tuple[int | str, ...] | None = None
+    ) -> Tensor:
+        """Return the embedding of some rows, in evaluation mode.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Row numbers of the run; own row numbers without `at`.
+        at : tuple[int | str, ...] | None (default: None)
+            Which batch this is.
+        """
         if self.model.training:
             self.model.eval()
         with torch.no_grad(), self.random:
-            return self.run_model(rows)
+            if at is None:
+                return self.run_model(rows)
+            return self.embed_rows(rows, at, False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
@@ -236,6 +304,7 @@ class PassiveParty(Party):
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": random,
             "waiting": waiting,
+            **self.union.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -250,6 +319,7 @@ class PassiveParty(Party):
         for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
+        self.union.load_state_dict(state, embeds=True)
         self.step = state["step"]
         self._pending = None
         if state["waiting"]:

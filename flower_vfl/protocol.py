@@ -1,7 +1,8 @@
 """The messages of vertical training: the only file that names types and record keys.
 
-A run begins with ``HELLO`` (who are you?) and ``AGREE`` (these are the terms). A
-training step is one ``FORWARD`` to each passive party, which brings the gradient of the
+A run begins with ``HELLO`` (who are you?) and ``AGREE`` (these are the terms), with
+``ALIGN`` in between where ids are aligned (`flower_vfl.handshake_messages`). A training
+step is one ``FORWARD`` to each passive party, which brings the gradient of the
 step before and asks for the next embedding, and one ``LABEL`` to the label party, which
 brings the embeddings and returns one gradient per passive party. ``EMBED`` with
 ``EVALUATE`` or ``PREDICT`` do the same without training. ``BACKWARD`` brings a gradient
@@ -26,7 +27,7 @@ from .arrays import to_array, to_tensor
 from .errors import ConfigError, PartyError, PartyRestartedError, VerticalError
 from .terms import Description, Role, Shape, Terms
 
-VERSION = 2
+VERSION = 3
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _GRADIENT = "gradient"
 # Every entry of a record costs a type check, so the numbers of a step share one entry.
@@ -34,13 +35,14 @@ _AT = "at"
 _NUMBERS = ("turn", "step", "epoch", "index", "gradient-step")
 _ABSENT = -1
 
-Value = int | float | str | bytes | bool | list[int] | list[str]
+Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
 
 
 class Verb(StrEnum):
     """The message types."""
 
     HELLO = "query.vfl_hello"
+    ALIGN = "query.vfl_align"
     AGREE = "query.vfl_agree"
     FORWARD = "train.vfl_forward"
     LABEL = "train.vfl_label"
@@ -48,6 +50,7 @@ class Verb(StrEnum):
     EMBED = "evaluate.vfl_embed"
     EVALUATE = "evaluate.vfl_evaluate"
     PREDICT = "query.vfl_predict"
+    SERVE = "query.vfl_serve"
     CHECKPOINT = "query.vfl_checkpoint"
     RESTORE = "query.vfl_restore"
 
@@ -351,6 +354,7 @@ def pack_description(description: Description, versions: str) -> dict[str, Value
         "ids-digest": description.ids_digest,
         "split-digest": description.split_digest,
         "checkpoints": list(description.checkpoints),
+        "aligned": description.aligned,
     }
 
 
@@ -371,6 +375,7 @@ def unpack_description(content: Content) -> Description:
         ids_digest=content.text("ids-digest"),
         split_digest=content.text("split-digest"),
         checkpoints=tuple(cast(list[str], content.config["checkpoints"])),
+        aligned=content.text("aligned"),
     )
 
 

@@ -117,6 +117,16 @@ class Schedule:
         """
         return len(self._rows[split])
 
+    def rows(self, split: str) -> Tensor:
+        """Return the rows of a split, in order.
+
+        Parameters
+        ----------
+        split : str
+            ``"train"``, ``"valid"`` or ``"test"``.
+        """
+        return self._rows[split]
+
     def batches(self, split: str, training: bool = False) -> int:
         """Return the number of batches of a split.
 

@@ -11,14 +11,18 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from .checkpoints import from_bytes, to_bytes
+from .alignment import AlignmentSettings
+from .checkpoints import from_bytes, open_store, to_bytes
 from .errors import ConfigError, PartyRestartedError
+from .handshake import Handshake, KeptAlignment
+from .holding import Holding
 from .party import Party
 from .protocol import Content, Verb
 from .terms import Role, Terms
 
 _STATE = "flower_vfl.state"
 _REPLY = "flower_vfl.reply."
+_HANDSHAKE = "flower_vfl.handshake"
 
 
 def node_role(context: Context) -> Role:
@@ -76,6 +80,17 @@ def safe_name(context: Context) -> str:
         return f"node-{context.node_id}"
 
 
+def node_settings(context: Context) -> AlignmentSettings:
+    """Return what a node brings to an alignment, from its node config.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    return AlignmentSettings.from_node(context.node_config)
+
+
 @dataclass
 class Session:
     """A party that lives in this process, and its last reply."""
@@ -87,7 +102,45 @@ class Session:
     reply: RecordDict | None = None
     terms: Terms | None = None
     stamp: str = ""  # of the saved state that it equals; empty if there is none
+    handshake: Handshake | None = None  # that is going on
+    saved_handshake: bytes = b""  # from another process, until it is asked for
+    aligned: str = ""  # fingerprint of the alignment on whose rows the party is
+    settings: Callable[[Context], AlignmentSettings] = node_settings
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shake_hands(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
+        """Return the handshake that is going on, if any.
+
+        Parameters
+        ----------
+        own : Callable[[], AlignmentSettings]
+            Returns what the party brings to it.
+        """
+        if self.saved_handshake:
+            saved, party = self.saved_handshake, self.party
+            self.handshake = Handshake.restore(saved, party.name, own(), party.ids)
+            self.saved_handshake = b""
+        return self.handshake
+
+    def drop_handshake(self) -> bool:
+        """Forget a handshake and its keys; return whether there was one."""
+        found = self.handshake is not None or bool(self.saved_handshake)
+        if self.handshake is not None:
+            self.handshake.close()
+        self.handshake, self.saved_handshake = None, b""
+        return found
+
+    def place(self, kept: KeptAlignment) -> None:
+        """Put the party on aligned rows.
+
+        Parameters
+        ----------
+        kept : KeptAlignment
+            The alignment.
+        """
+        if kept.fingerprint != self.aligned:
+            self.party.place(Holding.from_alignment(kept.alignment))
+            self.aligned = kept.fingerprint
 
 
 _sessions: dict[tuple[int, int], Session] = {}
@@ -134,6 +187,7 @@ def enter(
         return session
     saved = cast(ConfigRecord | None, context.state.get(_STATE))
     if session is not None and saved is not None and saved["stamp"] == session.stamp:
+        _find_handshake(session, context)
         return session
     if saved is None:
         if verb is not Verb.HELLO:
@@ -166,9 +220,15 @@ def save(session: Session, context: Context) -> None:
             "seed": session.seed,
             "threads": session.threads,
             "terms": terms,
+            "aligned": session.aligned,
             "state": to_bytes(session.party.state_dict()) if session.terms else b"",
         }
     )
+    context.state.pop(_HANDSHAKE, None)
+    if session.handshake is not None:
+        secret = ConfigRecord({"state": session.handshake.save()})
+        context.state[_HANDSHAKE] = secret
+        session.handshake = None  # this process may never hear of its end
     for key in [key for key in context.state if key.startswith(_REPLY)]:
         del context.state[key]
     for key, record in (session.reply or RecordDict()).items():
@@ -178,13 +238,15 @@ def save(session: Session, context: Context) -> None:
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     """Bring a party to where its node's Flower state says it is."""
     terms, state = cast(str, saved["terms"]), cast(bytes, saved["state"])
+    _find_handshake(session, context)
+    _load_alignment(session, context, cast(str, saved["aligned"]))
     if session.terms is None:
         session.party.describe(b"")  # prepares the labels
     if terms:
         fields: dict[str, Any] = json.loads(terms)
         fields["parties"] = {k: tuple(v) for k, v in fields["parties"].items()}
         agreed = Terms(**fields)
-        if session.terms != agreed:
+        if session.terms != agreed or session.party.schedule is None:
             session.party.agree(agreed)
             session.terms = agreed
         session.party.load_state_dict(from_bytes(state))
@@ -193,3 +255,23 @@ def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     session.reply = RecordDict(
         {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
     )
+
+
+def _find_handshake(session: Session, context: Context) -> None:
+    """Take over the handshake in a node's Flower state, if there is one."""
+    record = cast(ConfigRecord | None, context.state.get(_HANDSHAKE))
+    session.saved_handshake = cast(bytes, record["state"]) if record else b""
+
+
+def _load_alignment(session: Session, context: Context, aligned: str) -> None:
+    """Bring a party to the aligned rows that it was on."""
+    if aligned == session.aligned:
+        return
+    kept = KeptAlignment.load(open_store(context, session.party.name))
+    if kept is None or kept.fingerprint != aligned:
+        raise PartyRestartedError(
+            session.party.name,
+            "has lost the alignment of this run",
+            "Two runs may share its state-dir: start again without resume",
+        )
+    session.place(kept)

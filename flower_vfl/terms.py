@@ -77,6 +77,8 @@ class Description:
         two parties have the same and nothing else. Empty where it has none.
     checkpoints : tuple[str, ...] (default: ())
         Checkpoints that it could be restored to.
+    aligned : str (default: "")
+        Keyed digest of the alignment that it keeps, if it was asked for.
     """
 
     name: str
@@ -87,3 +89,4 @@ class Description:
     ids_digest: str = ""
     split_digest: str = ""
     checkpoints: tuple[str, ...] = ()
+    aligned: str = ""

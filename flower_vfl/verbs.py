@@ -9,6 +9,7 @@ from typing import cast
 
 from flwr.app import Context
 
+from .aligning import align, kept_digest
 from .arrays import to_tensor
 from .checkpoints import open_store, tagged_step
 from .defending import untrusted
@@ -18,6 +19,7 @@ from .objectives import Task
 from .passive import PassiveParty
 from .protocol import Content, Verb, pack, pack_description, unpack_terms
 from .schedule import SPLITS
+from .serving import serve
 from .sessions import Session
 from .watch import Leakage, LeakWatch
 
@@ -33,7 +35,12 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
     if not isinstance(key, bytes):
         raise ConfigError("message entry 'key' must be bytes")
     session.threads = content.number("threads")
+    session.drop_handshake()  # of a run that is over
     description = session.party.describe(key)
+    if "align" in content.config:  # rows are compared when they are aligned
+        reuse = content.text("align") == "reuse"
+        kept = kept_digest(session, key, context) if reuse else ""
+        description = replace(description, ids_digest="", split_digest="", aligned=kept)
     tags = tuple(open_store(context, session.party.name).tags())
     description = replace(description, checkpoints=tags)
     return Content(config=pack_description(description, versions()))
@@ -62,25 +69,33 @@ def _label(session: Session) -> LabelParty:
 def _backward(session: Session, content: Content, context: Context) -> Content:
     if "gradient-step" not in content.config:
         return Content()
-    step, gradient = content.number("gradient-step"), content.gradient()
-    if content.labels is None:
-        _passive(session).backward(step, gradient)
-        return Content()
-    layers = _passive(session).backward(step, gradient, probed=True)
-    if not layers:
+    party, step = _passive(session), content.number("gradient-step")
+    if "probe" not in content.config:
+        party.backward(step, content.gradient())
         return Content()
     settings, task = Leakage.from_text(content.text("probe")), content.text("task")
-    settings = replace(settings, coalitions=(), baseline=False)
-    watch = LeakWatch(settings, cast(Task, task))
-    labels = to_tensor(content.labels)
-    return Content(metrics=watch.measure_layers(layers, labels, step))
+    labels = None if content.labels is None else to_tensor(content.labels)
+    layers = party.backward(step, content.gradient(), probed=settings.layers)
+    metrics: dict[str, float] = {}
+    if layers and labels is not None:
+        alone = replace(settings, coalitions=(), baseline=False)
+        watch = LeakWatch(alone, cast(Task, task))
+        metrics = watch.measure_layers(layers, labels, step)
+    if settings.membership and step % settings.every == 0:
+        known = labels if settings.membership == "joint" else None
+        metrics |= party.membership(known, cast(Task, task))
+    return Content(metrics=metrics)
+
+
+def _layers(content: Content) -> bool:
+    return Leakage.from_text(content.text("probe")).layers
 
 
 def _forward(session: Session, content: Content, context: Context) -> Content:
     reply = _backward(session, content, context)
     party = _passive(session)
     at = content.number("step"), content.number("epoch"), content.number("index")
-    probed = "probe" in content.config
+    probed = "probe" in content.config and _layers(content)
     embedding = party.forward(*at, probed=True) if probed else party.forward(*at)
     return replace(reply, arrays=pack({party.name: embedding}))
 
@@ -120,11 +135,16 @@ def _predict(session: Session, content: Content, context: Context) -> Content:
     return Content(arrays=pack({"predictions": predictions}))
 
 
-def _plan(session: Session) -> dict[str, int]:
+def _plan(session: Session) -> dict[str, int | str]:
     """Return what decides which rows a step trains on."""
     schedule = session.party.agreed()
     plan, rows = schedule.plan, schedule.size("train")
-    return {"seed": plan.seed, "batch_size": plan.batch_size, "training rows": rows}
+    found: dict[str, int | str] = {
+        "seed": plan.seed,
+        "batch_size": plan.batch_size,
+        "training rows": rows,
+    }
+    return {**found, "alignment": session.aligned[:16]} if session.aligned else found
 
 
 def _checkpoint(session: Session, content: Content, context: Context) -> Content:
@@ -151,6 +171,7 @@ def _restore(session: Session, content: Content, context: Context) -> Content:
 
 VERBS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.HELLO: _hello,
+    Verb.ALIGN: align,
     Verb.AGREE: _agree,
     Verb.FORWARD: _forward,
     Verb.LABEL: _train,
@@ -158,6 +179,7 @@ VERBS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.EMBED: _embed,
     Verb.EVALUATE: _evaluate,
     Verb.PREDICT: _predict,
+    Verb.SERVE: serve,
     Verb.CHECKPOINT: _checkpoint,
     Verb.RESTORE: _restore,
 }

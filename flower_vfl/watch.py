@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,9 @@ from typing import Any, Literal, get_args
 from flwr.supercore import log
 from torch import Tensor
 
+from .attacks.membership import membership_aucs
 from .attacks.meter import LeakageMeter
+from .attacks.success import direct_success
 from .errors import ConfigError, unknown_name
 from .objectives import Task
 
@@ -21,6 +24,11 @@ ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.
 FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
 LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
+DIRECT_SUCCESS = "success_direct"
+Membership = Literal["", "own", "joint"]
+MEMBERSHIPS: tuple[Membership, ...] = get_args(Membership)
+MEMBER = "member_"
+MEMBER_GRADIENT, MEMBER_EMBEDDING = f"{MEMBER}spectral", f"{MEMBER}embedding"
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,12 @@ class Leakage:
     layers : bool (default: False)
         Whether every layer of the bottom models is measured too, which shows the
         passive parties the labels: for simulations.
+    membership : Literal["", "own", "joint"] (default: "")
+        Whether the spectral attack looks for rows that another party does not hold, on
+        a union of ids. ``"own"`` measures each side where the truth is known: gradients
+        at the label party, embeddings at the passive party. ``"joint"`` joins labels to
+        the embeddings, as the label party can; this shows them to the passive parties:
+        for simulations.
     """
 
     attacks: tuple[str, ...] = ()
@@ -63,11 +77,14 @@ class Leakage:
     coalitions: tuple[str, ...] = ()
     baseline: bool = False
     layers: bool = False
+    membership: Membership = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         if self.action not in ACTIONS:
             raise unknown_name("action", self.action, ACTIONS)
+        if self.membership not in MEMBERSHIPS:
+            raise unknown_name("membership", self.membership, MEMBERSHIPS)
         if self.limit is not None and not 0.0 < self.limit <= 1.0:
             raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
         if self.limit is None and self.action != "warn":
@@ -77,6 +94,22 @@ class Leakage:
                 f"window and every are at least 1 and a factor more than 1, got "
                 f"{self.window}, {self.every} and {self.factor}"
             )
+
+    @property
+    def shows_labels(self) -> bool:
+        """Whether labels travel to the passive parties."""
+        return self.layers or self.membership == "joint"
+
+    @property
+    def probes(self) -> bool:
+        """Whether passive parties measure anything."""
+        return self.layers or bool(self.membership)
+
+    @property
+    def membership_only(self) -> bool:
+        """Whether nothing but membership is measured."""
+        plain = not self.attacks and self.limit is None and not self.layers
+        return bool(self.membership) and plain and not self.coalitions
 
     def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
         """Return who is in a coalition.
@@ -146,8 +179,11 @@ class LeakWatch:
         attacks = settings.attacks or None
         if attacks is None and settings.limit is not None and task != "regression":
             attacks = FOR_A_LIMIT
+        if settings.membership_only:
+            attacks = ()
         wider = settings.layers or settings.coalitions
         names = [text.partition(":")[0] for text in attacks or ()]
+        self._reads_labels = "direct" in names and task != "regression"
         if wider and "direct" in names and task != "regression":
             raise ConfigError(
                 "the direct attack reads one party's summed logits; measure it without "
@@ -162,6 +198,7 @@ class LeakWatch:
         clean: Mapping[str, Tensor],
         labels: Tensor,
         step: int,
+        real: Tensor | None = None,
     ) -> dict[str, float]:
         """Return the leak AUC of every attack on what each party gets.
 
@@ -175,22 +212,40 @@ class LeakWatch:
             Labels of the batch.
         step : int
             The training step.
+        real : Tensor | None (default: None)
+            Which labels are real; the attacks look for these alone. None for all.
 
         Returns
         -------
         dict[str, float]
             ``leak_norm/passive-1`` and so on, raw and flipped; and
-            ``leak_limit/party``, the average that exceeds the limit, where one does.
+            ``leak_limit/party``, the average that exceeds the limit, where one does;
+            and ``member_spectral/party``, how well the party tells synthetic labels
+            from real ones; and ``success_direct/party``, what the direct attack gets
+            right.
         """
         if not gradients or step % self.settings.every:
             return {}
+        metrics = {}
+        if self.settings.membership and real is not None:
+            metrics = self._members(gradients, real)
+        if not self.meter.attacks:
+            return metrics
+        if real is not None:
+            gradients = {name: part[real] for name, part in gradients.items()}
+            clean = {name: part[real] for name, part in clean.items()}
+            labels = labels[real]
         together = self._coalitions(gradients)
         found = self.meter.pairs(gradients, labels, step, clean, coalitions=together)
-        metrics = {}
         for party, values in found.items():
             for attack, (raw, flipped) in values.items():
                 metrics[f"{LEAK}_{attack}/{party}"] = raw
                 metrics[f"{FLIPPED}_{attack}/{party}"] = flipped
+        if self._reads_labels:
+            for party, gradient in gradients.items():
+                success = direct_success(gradient, labels)
+                if not math.isnan(success):
+                    metrics[f"{DIRECT_SUCCESS}/{party}"] = success
         if self.settings.limit is not None:
             metrics |= self._exceeded(metrics, step)
         return metrics
@@ -220,6 +275,16 @@ class LeakWatch:
             for kind, value in zip((LEAK, FLIPPED), pair, strict=True)
         }
 
+    def _members(
+        self, gradients: Mapping[str, Tensor], real: Tensor
+    ) -> dict[str, float]:
+        """Return how well each party tells synthetic labels from real ones."""
+        return {
+            f"{MEMBER_GRADIENT}{kind}/{name}": auc
+            for name, part in gradients.items()
+            for kind, auc in membership_aucs(part, real).items()
+        }
+
     def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:
         coalitions = []
         for text in self.settings.coalitions:
@@ -235,7 +300,8 @@ class LeakWatch:
         assert settings.limit is not None  # the caller looked
         for name, value in metrics.items():
             kind, _, party = name.partition("/")
-            if kind.startswith(FLIPPED) or party.endswith("/random"):
+            skipped = kind.startswith(FLIPPED) or not kind.startswith(LEAK)
+            if skipped or party.endswith("/random"):
                 continue
             recent = self._recent.setdefault(name, deque(maxlen=settings.window))
             # The sign of rho is that of whichever column was the best in a batch.

@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
+from flower_vfl.arrays import size_of
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol import Content, Verb, raise_error, read, request
 
@@ -41,6 +42,7 @@ class Courier:
         self.timeout = timeout
         self.retries = retries
         self.turn = 0
+        self.traffic = 0  # bytes of the arrays that went out and came back
         self.nodes: dict[str, int] = {}
 
     def wait_for_nodes(self, expected: int | None) -> None:
@@ -138,6 +140,7 @@ class Courier:
                 if not lost or attempt == self.retries:
                     replies[reply.metadata.src_node_id] = reply
             if len(replies) == len(messages):
+                self.traffic += sum(map(_array_bytes, (*messages, *replies.values())))
                 return [replies[m.metadata.dst_node_id] for m in messages]
         missing = [
             names[m.metadata.dst_node_id]
@@ -226,6 +229,15 @@ def _from_node(reply: Message, messages: list[Message]) -> Message:
         if message.metadata.message_id == reply.metadata.reply_to_message_id:
             return Message(reply.error, reply_to=message)
     return reply
+
+
+def _array_bytes(message: Message) -> int:
+    """Return the bytes of a message's arrays: embeddings, gradients, labels."""
+    if message.has_error():
+        return 0
+    # Flower's views by kind are rebuilt at every use.
+    records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
+    return sum(size_of(array) for record in records for array in record.values())
 
 
 def _repeat(message: Message) -> Message:

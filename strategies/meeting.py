@@ -23,6 +23,7 @@ from flower_vfl.schedule import SPLITS
 from flower_vfl.terms import Description, Terms
 from flower_vfl.watch import Leakage
 
+from .aligning import NO_ALIGNMENT, Aligner, AlignmentPlan
 from .courier import Courier
 
 RESERVED = "strategy"
@@ -53,7 +54,12 @@ class Meeting:
 
 
 def hold_meeting(
-    courier: Courier, terms: Terms, rates: Mapping[str, float], threads: int
+    courier: Courier,
+    terms: Terms,
+    rates: Mapping[str, float],
+    threads: int,
+    plan: AlignmentPlan = NO_ALIGNMENT,
+    reuse: bool = False,
 ) -> Meeting:
     """Greet every node, check that all fit together, and agree on the terms.
 
@@ -67,9 +73,21 @@ def hold_meeting(
         Learning rate by party name; ``"*"`` is for all others.
     threads : int
         Number of torch threads of every party; 0 leaves it alone.
+    plan : AlignmentPlan (default: NO_ALIGNMENT)
+        How ids are aligned, if they are.
+    reuse : bool (default: False)
+        Whether to go on with the alignment that the parties have kept.
     """
-    descriptions = _greet(courier, terms.seed, threads)
-    label, passive = _assign_roles(descriptions)
+    key = secrets.token_bytes(32)
+    greeting: dict[str, Value] = {"seed": terms.seed, "threads": threads, "key": key}
+    if plan:
+        greeting["align"] = "reuse" if reuse else "anew"
+    label, passive = _assign_roles(_greet(courier, greeting))
+    if plan:
+        every = [label, *passive.values()]
+        aligner = Aligner(courier, plan, [each.name for each in every], key)
+        placed = aligner.align(every, reuse)
+        label, passive = placed.pop(label.name), placed
     _check_rows(label, passive)
     unknown = set(rates) - {"*", label.name, *passive}
     if unknown:
@@ -102,10 +120,8 @@ def hold_meeting(
     return Meeting(label, passive, sizes[label.name])
 
 
-def _greet(courier: Courier, seed: int, threads: int) -> list[Description]:
+def _greet(courier: Courier, greeting: Mapping[str, Value]) -> list[Description]:
     """Return what every node says about itself; the courier then knows the names."""
-    key = secrets.token_bytes(32)
-    greeting: dict[str, Value] = {"seed": seed, "threads": threads, "key": key}
     replies = courier.ask(
         Verb.HELLO, {name: Content(config=dict(greeting)) for name in courier.nodes}
     )

@@ -1,11 +1,18 @@
-"""A progress bar for training."""
+"""Progress bars for training and for the alignment before it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class TrainingProgress:
@@ -96,3 +103,70 @@ class TrainingProgress:
             Its value.
         """
         self._bar.update(self._task, metric=f"{name} {value:.4f}")
+
+
+class AlignmentProgress:
+    """A bar over the powers that all parties compute.
+
+    Parameters
+    ----------
+    counts : Iterable[int]
+        How many ids each party has announced.
+    method : str
+        ``"psu"`` or ``"psi"``.
+    shown : bool | None
+        None shows the bar on a terminal only.
+    """
+
+    def __init__(self, counts: Iterable[int], method: str, shown: bool | None) -> None:
+        self._counts = list(counts)
+        self._most = min(self._counts) if method == "psi" else sum(self._counts)
+        self._done: dict[str, int] = {}
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("aligning ids"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} powers"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not (console.is_terminal if shown is None else shown),
+            transient=True,
+        )
+        self._task = self._bar.add_task("aligning", total=self.total(None))
+
+    def total(self, merged: int | None) -> int:
+        """Return how many powers all parties compute, or at most compute.
+
+        Parameters
+        ----------
+        merged : int | None
+            Size of the merged list, if it is known.
+        """
+        parties, ids = len(self._counts), sum(self._counts)
+        last = self._most if merged is None else merged
+        return (2 * parties + 1) * ids + parties * last
+
+    def __enter__(self) -> AlignmentProgress:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def done(self, party: str, powers: int, merged: int | None) -> None:
+        """Show how far a party is.
+
+        Parameters
+        ----------
+        party : str
+            Its name.
+        powers : int
+            How many it has computed.
+        merged : int | None
+            Size of the merged list, if it is known.
+        """
+        self._done[party] = powers
+        total = self.total(merged)
+        self._bar.update(self._task, completed=sum(self._done.values()), total=total)

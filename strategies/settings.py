@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import INFO
+from typing import TYPE_CHECKING
+
+from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.terms import Terms
@@ -11,6 +15,38 @@ from flower_vfl.transform import GradientTransform
 
 from .compose import Compose, flat
 from .defenses import build_defense, defense_spec
+
+if TYPE_CHECKING:
+    from .vertical import VerticalStrategy
+
+
+def not_negative(**numbers: int) -> None:
+    """Refuse negative numbers.
+
+    Parameters
+    ----------
+    **numbers : int
+        Settings by name.
+    """
+    for name, number in numbers.items():
+        if number < 0:
+            raise ConfigError(f"{name} must not be negative, got {number}")
+
+
+def not_used(**given: object) -> None:
+    """Refuse what Flower's strategies take and vertical training has no use for.
+
+    Parameters
+    ----------
+    **given : object
+        Arguments by name; None and empty ones are fine.
+    """
+    for name, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{name} is not used in vertical training: parties keep their own "
+                "models, and settings are arguments of VerticalStrategy"
+            )
 
 
 def rates_by_party(rate: float | Mapping[str, float] | None) -> dict[str, float]:
@@ -45,6 +81,47 @@ def transform_list(
     if isinstance(given, str):
         return flat([build_defense(given)]) if given.strip() else []
     return flat([given] if isinstance(given, GradientTransform) else given)
+
+
+def log_settings(strategy: VerticalStrategy) -> None:
+    """Log the settings of a strategy.
+
+    Parameters
+    ----------
+    strategy : VerticalStrategy
+        The strategy.
+    """
+    fraction = f"test {strategy.test_fraction:g}, valid {strategy.valid_fraction:g}"
+    names = ", ".join(type(t).__name__ for t in strategy.transforms)
+    defenses = f"{names} (at the {strategy.placement})" if names else "none"
+    log(INFO, "\t├──> batch size: %s, seed: %d", strategy.batch_size, strategy.seed)
+    log(INFO, "\t├──> aggregation: %s", strategy.aggregation or "the label party's")
+    log(INFO, "\t├──> alignment: %s", strategy.alignment.method)
+    log(INFO, "\t├──> held out (unless the data says): %s", fraction)
+    log(INFO, "\t└──> defenses: %s", defenses)
+
+
+def make_terms(strategy: VerticalStrategy) -> Terms:
+    """Return what a strategy has the parties agree on, still without the parties.
+
+    Parameters
+    ----------
+    strategy : VerticalStrategy
+        The strategy.
+    """
+    leakage = strategy.leakage
+    terms = Terms(
+        seed=strategy.seed,
+        batch_size=strategy.batch_size,
+        evaluation_rows=strategy.evaluation_rows,
+        test_fraction=strategy.test_fraction,
+        valid_fraction=strategy.valid_fraction,
+        aggregation=strategy.aggregation or "",
+        leakage="" if leakage is None else leakage.to_text(),
+    )
+    return with_defense(
+        terms, strategy.transforms, strategy.placement, strategy.noise_seed
+    )
 
 
 def with_defense(

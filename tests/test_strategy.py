@@ -48,6 +48,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.arrays import to_tensor
+from flower_vfl.metrics import adaptive_calibration_error
 from flower_vfl.objectives import Outcome
 from flower_vfl.randomness import generator
 from flower_vfl.residence import is_resident
@@ -130,7 +131,7 @@ def test_metrics_are_those_of_scikit_learn_on_the_predictions(
     result = strategy.start(grid, num_rounds=2)
     codes = split_rows(ROWS, 4, 0.2, 0.25)
     found = scores(result)[2]
-    assert len(found) == 6
+    assert len(found) == 8
     for name, code in (("valid", VALID), ("test", TEST)):
         y = labels().numpy()[codes == code]
         predicted = strategy.predict(name)
@@ -139,6 +140,9 @@ def test_metrics_are_those_of_scikit_learn_on_the_predictions(
             f"{name}_auc": roc_auc_score(y, predicted),
             f"{name}_accuracy": accuracy_score(y, predicted > 0.5),
             f"{name}_loss": log_loss(y, predicted),
+            f"{name}_ace": adaptive_calibration_error(
+                torch.from_numpy(predicted), torch.from_numpy(y)
+            ),
         }
         assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-6)
     assert len(strategy.predict("train")) == (codes == TRAIN).sum()
@@ -169,7 +173,7 @@ def test_a_test_split_of_one_class() -> None:
     for party in (label, *passive):
         party.split = codes
     _, result = train([label, *passive])
-    assert set(scores(result)[1]) == {"test_accuracy", "test_loss"}
+    assert set(scores(result)[1]) == {"test_accuracy", "test_loss", "test_ace"}
 
 
 class Weighted(nn.Module):

@@ -223,12 +223,12 @@ class Group(ABC):
         """
         return self._rows(elements).tobytes()
 
-    def decode(self, blob: bytes) -> Elements:
+    def decode(self, blob: bytes | bytearray) -> Elements:
         """Return the list in a piece of bytes; the elements are not yet validated.
 
         Parameters
         ----------
-        blob : bytes
+        blob : bytes | bytearray
             What `encode` gave.
         """
         if len(blob) % self.size:

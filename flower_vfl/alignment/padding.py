@@ -15,9 +15,9 @@ parties the same holds for every pair of them.
 What padding does not do: the number of ids of each party stays known (everybody can
 subtract the padding); the server sees the same blurred sizes; in an intersection (PSI)
 each party learns which of its own ids are shared in any case, so that there it blurs
-the size for the server alone. Dummies stay in the union and are trained on with
-synthetic data. Two sessions over the same ids give two independent draws: repeating the
-handshake averages the noise away.
+the size for the server alone, until training counts the rows. Dummies stay in the union
+and are trained on with synthetic data. Two sessions over the same ids give two
+independent draws: repeating the handshake averages the noise away.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, cast
+
+import numpy as np
 
 from .elements import Group
 from .psu import Phase
@@ -31,6 +34,15 @@ def settings(method: str, group: str, ring: Sequence[str], padding: int) -> byte
     return framed(method.encode(), group.encode(), names, str(padding).encode())
 
 
+@dataclass
+class _Arriving:
+    """A letter of which some parts have come."""
+
+    first: Header
+    parts: int
+    content: bytearray
+
+
 class Post:
     """One party's letter box: whole letters inside, sealed parts outside.
 
@@ -48,7 +60,41 @@ class Post:
         self._seals = seals
         self._group = group
         self._part = part
-        self._open: dict[str, tuple[Header, list[bytes]]] = {}
+        self._arriving: dict[str, _Arriving] = {}
+
+    def parts(self, letter: Letter) -> int:
+        """Return in how many parts a letter travels.
+
+        Parameters
+        ----------
+        letter : Letter
+            A letter from this party.
+        """
+        return max(1, -(-len(letter.elements) // self._part))
+
+    def seal(self, letter: Letter, number: int) -> Sealed:
+        """Return one sealed part of a letter; the parts must be sealed in order.
+
+        Parameters
+        ----------
+        letter : Letter
+            A letter from this party.
+        number : int
+            The part, from 0.
+        """
+        header = Header(
+            letter.phase,
+            letter.owner,
+            letter.hop,
+            letter.sender,
+            letter.receiver,
+            len(letter.elements),
+            number,
+            self.parts(letter),
+        )
+        start = number * self._part
+        rows = letter.elements[start : start + self._part]
+        return self._seals.seal(header, self._group.encode(rows))
 
     def send(self, letter: Letter) -> Iterator[Sealed]:
         """Yield the sealed parts of a letter, which must be delivered in this order.
@@ -58,21 +104,7 @@ class Post:
         letter : Letter
             A letter from this party.
         """
-        count = len(letter.elements)
-        starts = range(0, max(count, 1), self._part)
-        for number, start in enumerate(starts):
-            header = Header(
-                letter.phase,
-                letter.owner,
-                letter.hop,
-                letter.sender,
-                letter.receiver,
-                count,
-                number,
-                len(starts),
-            )
-            rows = letter.elements[start : start + self._part]
-            yield self._seals.seal(header, self._group.encode(rows))
+        return (self.seal(letter, number) for number in range(self.parts(letter)))
 
     def receive(self, sealed: Sealed) -> Letter | None:
         """Return a letter with its last part, None with an earlier one.
@@ -84,17 +116,18 @@ class Post:
         """
         content = self._seals.open(sealed)
         header, sender = sealed.header, sealed.header.sender
-        first, contents = self._open.setdefault(sender, (header, []))
-        contents.append(content)
-        size = sum(map(len, contents))
-        expected = header.count * self._group.size
-        same = _whole(first) == _whole(header) and header.part == len(contents) - 1
-        if not same or not header.part < header.parts or size > expected:
+        letter = self._arriving.setdefault(sender, _Arriving(header, 0, bytearray()))
+        letter.parts += 1
+        letter.content += content
+        size, whole = len(letter.content), header.count * self._group.size
+        same = _whole(letter.first) == _whole(header)
+        same = same and letter.parts == header.part + 1 <= header.parts
+        if not same or size > whole:
             raise SealError(sender, "has mixed the parts of two letters", REMEDY)
-        if header.part + 1 < header.parts:
+        if letter.parts < header.parts:
             return None
-        del self._open[sender]
-        if size != expected:
+        del self._arriving[sender]
+        if size != whole:
             problem = f"has not sent the {header.count} elements that it announced"
             raise SealError(sender, problem, REMEDY)
         return Letter(
@@ -103,8 +136,38 @@ class Post:
             header.hop,
             sender,
             header.receiver,
-            self._group.decode(b"".join(contents)),
+            self._group.decode(letter.content),
         )
+
+    def close(self) -> None:
+        """Forget the parts of unfinished letters."""
+        self._arriving.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the unfinished letters as plain values and arrays."""
+        return {
+            sender: {
+                "first": list(astuple(letter.first)),
+                "parts": letter.parts,
+                "content": np.array(letter.content, np.uint8),
+            }
+            for sender, letter in self._arriving.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another object of the same party and session was.
+
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        self._arriving = {
+            sender: _Arriving(
+                Header(*kept["first"]), kept["parts"], bytearray(kept["content"])
+            )
+            for sender, kept in state.items()
+        }
 
 
 def _whole(header: Header) -> tuple[str, str, int, int, int]:

@@ -25,7 +25,9 @@ from functools import reduce
 import numpy as np
 
 from .elements import Elements, texts
-from .psu import Alignment, ListError, Positions, PsuParty
+from .lists import ListError, Positions
+from .psu import PsuParty
+from .result import Alignment
 
 
 class PsiParty(PsuParty):

@@ -45,49 +45,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import astuple, dataclass
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import ConfigError, VerticalError
-from .elements import Elements, Group, Progress, is_ascending, order_of, texts
+from ..errors import ConfigError
+from .elements import Elements, Group, Progress, order_of, texts
+from .lists import ListError, Positions, check_ascending, check_distinct, rows_of
 from .padding import dummy_messages
+from .result import Alignment
 
 Phase = Literal["first", "blinded", "union", "universe"]
-Positions = NDArray[np.int64]
-
-
-class ListError(VerticalError, ValueError):
-    """A list that the protocol does not allow: repeated, out of turn, a wrong count."""
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """What a party holds after the handshake.
-
-    Parameters
-    ----------
-    universe : Elements
-        The universal ids, sorted: the same at every party.
-    positions : Positions
-        For each id of this party, in the order it was given: the row of its universal
-        id, or -1 for an id outside of an intersection.
-    dummies : Positions
-        The rows of this party's dummy ids (see `flower_vfl.alignment.padding`).
-    counts : Mapping[str, int]
-        How many ids each party announced, with its dummies: what was revealed.
-    """
-
-    universe: Elements
-    positions: Positions
-    dummies: Positions
-    counts: Mapping[str, int]
-
-    def revealed(self) -> dict[str, int]:
-        """Return every number that this party has learnt about the others."""
-        return {**self.counts, "aligned": len(self.universe)}
+_FIELDS = ("order", "size", "mine", "universe")  # of the state, as they are
 
 
 @dataclass(frozen=True)
@@ -216,7 +186,7 @@ class PsuParty:
                 f"{self._counts[owner]}"
             )
         # no check against lists seen before: parties with the same ids send the same
-        _check_ascending(elements)
+        check_ascending(elements)
         self.group.validate(elements)
         self._complete[owner] = elements
 
@@ -241,7 +211,7 @@ class PsuParty:
             raise ListError("the merging party has raised the union already")
         keys = self._begin_second()
         self._check_new(elements)
-        _check_ascending(elements)
+        check_ascending(elements)
         return self._raise_second(elements, keys)
 
     def unblind(self, returned: Elements) -> None:
@@ -258,7 +228,7 @@ class PsuParty:
             raise ListError(
                 f"{len(returned)} private elements instead of {len(self._order)}"
             )
-        _check_distinct(returned)
+        check_distinct(returned)
         key = self.group.product(self._keys.first, self._keys.rest)
         self._mine = self.group.power(returned, key, self._progress)
 
@@ -273,7 +243,7 @@ class PsuParty:
         self._begin("universe", "")
         if len(universe) != self._size:
             raise ListError(f"{len(universe)} universal ids instead of {self._size}")
-        _check_ascending(universe)
+        check_ascending(universe)
         self.group.validate(universe)
         self._universe = universe
 
@@ -288,7 +258,7 @@ class PsuParty:
             raise ListError("the end before all lists have come")
         universe, order = self._universe, self._order
         positions = np.empty(len(order), np.int64)
-        positions[order] = _rows_of(self._mine, universe)
+        positions[order] = rows_of(self._mine, universe)
         self.close()
         return self._alignment(universe, positions)
 
@@ -297,6 +267,42 @@ class PsuParty:
         self._keys = self._messages = self._order = None
         self._mine = self._universe = None
         self._complete.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that has happened, as plain values and arrays, without the ids."""
+        keys, waiting = self._keys, self._messages
+        return {
+            "keys": None if keys is None else [f"{k:x}" for k in astuple(keys)],
+            "own": self._own,
+            "dummies": waiting and [text.hex() for text in waiting[self._own :]],
+            "done": sorted(map(list, self._done)),
+            "seen": sorted(digest.hex() for digest in self._seen),
+            "counts": dict(self._counts),
+            "complete": dict(self._complete),
+            **{name: getattr(self, f"_{name}") for name in _FIELDS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another object of the same party and session was.
+
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            As :meth:`state_dict` returned it. The ids are not in it; they are needed,
+            in the same order, only until they were announced.
+        """
+        keys, dummies = state["keys"], state["dummies"]
+        self._keys = None if keys is None else _Keys(*(int(k, 16) for k in keys))
+        own = [] if self._messages is None else self._messages[: self._own]
+        self._messages = None
+        if dummies is not None:
+            self._messages = [*own, *map(bytes.fromhex, dummies)]
+        self._own = state["own"]
+        self._done = {(phase, owner) for phase, owner in state["done"]}
+        self._seen = {bytes.fromhex(digest) for digest in state["seen"]}
+        self._counts, self._complete = dict(state["counts"]), dict(state["complete"])
+        for name in _FIELDS:
+            setattr(self, f"_{name}", state[name])
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
         """Return what the parties are to agree on, out of the lists under one key."""
@@ -355,9 +361,9 @@ class PsuParty:
             )
         self._check_new(elements)
         if ascending:
-            _check_ascending(elements)
+            check_ascending(elements)
         else:
-            _check_distinct(elements)
+            check_distinct(elements)
 
     def _check_new(self, elements: Elements) -> None:
         if not len(elements):
@@ -366,22 +372,3 @@ class PsuParty:
         if digest in self._seen:
             raise ListError("the list has been raised before in this session")
         self._seen.add(digest)
-
-
-def _check_ascending(elements: Elements) -> None:
-    if not is_ascending(elements):
-        raise ListError("the list is not sorted or repeats an element")
-
-
-def _check_distinct(elements: Elements) -> None:
-    if not is_ascending(elements[order_of(elements)]):
-        raise ListError("the list repeats an element")
-
-
-def _rows_of(elements: Elements, universe: Elements) -> Positions:
-    """Return the row of each element in a sorted list, -1 where it is not there."""
-    if not len(universe):
-        return np.full(len(elements), -1, np.int64)
-    rows, known = texts(elements), texts(universe)
-    found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-    return np.where(known[found] == rows, found, -1).astype(np.int64)

@@ -8,12 +8,15 @@ can travel at the same time; n parties need 2n + 1 exchanges, the first of which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import PartyError
 from .elements import Elements, InvalidElementError
-from .psu import Alignment, ListError, Phase, PsuParty
+from .lists import ListError
+from .psu import Phase, PsuParty
+from .result import Alignment
 
 REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
 
@@ -70,6 +73,32 @@ def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str,
     return sender, ring[(start + hop) % count]
 
 
+def expected(ring: Sequence[str], name: str) -> Iterator[tuple[Phase, str, int, str]]:
+    """Yield phase, owner, hop and sender of every list that a party is to be sent.
+
+    Parameters
+    ----------
+    ring : Sequence[str]
+        Names of all parties.
+    name : str
+        The party.
+    """
+    count = len(ring)
+    own: tuple[Phase, Phase] = ("first", "blinded")
+    lists: list[tuple[Phase, str, int]] = [
+        (phase, owner, hop)
+        for hop in range(1, count + 1)
+        for phase in own
+        for owner in ring
+    ]
+    lists += [("union", "", hop) for hop in range(1, count)]
+    lists += [("universe", "", count)]
+    for phase, owner, hop in lists:
+        sender, receiver = route(ring, phase, owner, hop)
+        if (receiver or name) == name != sender:
+            yield phase, owner, hop, sender
+
+
 class Member:
     """A party on the ring.
 
@@ -119,9 +148,40 @@ class Member:
             self.close()
             raise
 
+    def missing(self) -> tuple[str, Phase] | None:
+        """Return sender and phase of the first list that has not come, if any."""
+        for phase, owner, hop, sender in expected(self.ring, self.name):
+            if (phase, owner, hop) not in self._taken:
+                return sender, phase
+        return None
+
     def close(self) -> None:
         """Forget everything but a finished alignment."""
         self.party.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that has happened, as plain values and arrays, without the ids."""
+        found = self.alignment
+        return {
+            "party": self.party.state_dict(),
+            "alignment": None if found is None else found.state_dict(),
+            "taken": sorted(map(list, self._taken)),
+            "waiting": sorted(self._waiting),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another object of the same party and session was.
+
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            As :meth:`state_dict` returned it; see `PsuParty.load_state_dict`.
+        """
+        found = state["alignment"]
+        self.party.load_state_dict(state["party"])
+        self.alignment = None if found is None else Alignment.from_state(found)
+        self._taken = {(phase, owner, hop) for phase, owner, hop in state["taken"]}
+        self._waiting = set(state["waiting"])
 
     def _check(self, letter: Letter) -> None:
         """Refuse a letter that is not on its way here, or that was here before."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
@@ -199,9 +200,10 @@ class Seals:
         self.name = name
         self._context = framed(TAG, session, agreed)
         self._identity = identity or Identity()
+        self._lasting = identity is not None
         self._fresh: Identity | None = Identity()
         self._pins = pins
-        self._ciphers: dict[tuple[str, str], ChaCha20Poly1305] = {}
+        self._keys: dict[tuple[str, str], bytes] = {}  # by sender and receiver
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}
 
@@ -219,7 +221,7 @@ class Seals:
         """
         others = [hello for hello in hellos if hello.sender != self.name]
         for hello in others:
-            if (self.name, hello.sender) in self._ciphers:
+            if (self.name, hello.sender) in self._keys:
                 raise SealError(hello.sender, "has sent a second hello", _REMEDY)
             self._meet_one(hello)
         missing = set(self._pins or {}) - {hello.sender for hello in others}
@@ -251,8 +253,7 @@ class Seals:
         info = framed(self._context, *names)
         keys = HKDF(SHA256(), 64, salt=None, info=info).derive(secret)
         low, high = hellos[0].sender, hellos[1].sender
-        self._ciphers[low, high] = ChaCha20Poly1305(keys[:32])
-        self._ciphers[high, low] = ChaCha20Poly1305(keys[32:])
+        self._keys[low, high], self._keys[high, low] = keys[:32], keys[32:]
 
     def seal(self, header: Header, content: bytes) -> Sealed:
         """Return a letter from this party.
@@ -264,14 +265,15 @@ class Seals:
         content : bytes
             What only the receiver is to read.
         """
-        cipher = self._ciphers.get((self.name, header.receiver))
-        if header.sender != self.name or cipher is None:
+        key = self._keys.get((self.name, header.receiver))
+        if header.sender != self.name or key is None:
             raise ConfigError(
                 f"'{self.name}' cannot seal a letter from '{header.sender}' to "
                 f"'{header.receiver}'"
             )
         number = self._sent.get(header.receiver, 0)
         self._sent[header.receiver] = number + 1  # first: a number is never used twice
+        cipher = ChaCha20Poly1305(key)
         text = cipher.encrypt(_nonce(number), content, header.packed())
         return Sealed(header, number, text)
 
@@ -294,8 +296,8 @@ class Seals:
 
     def _opened(self, sealed: Sealed) -> bytes:
         header, sender = sealed.header, sealed.header.sender
-        cipher = self._ciphers.get((sender, self.name))
-        if header.receiver != self.name or sender == self.name or cipher is None:
+        key = self._keys.get((sender, self.name))
+        if header.receiver != self.name or sender == self.name or key is None:
             raise SealError(
                 sender, f"has sent a letter that is not for '{self.name}'", _REMEDY
             )
@@ -304,6 +306,7 @@ class Seals:
             kind = "replayed" if sealed.number < turn else "out of order"
             problem = f"letter {sealed.number} is {kind}; {turn} is next"
             raise SealError(sender, problem, _REMEDY)
+        cipher = ChaCha20Poly1305(key)
         try:
             return cipher.decrypt(_nonce(turn), sealed.content, header.packed())
         except InvalidTag:
@@ -315,8 +318,35 @@ class Seals:
 
     def close(self) -> None:
         """Forget the keys of this session."""
-        self._ciphers.clear()
+        self._keys.clear()
         self._fresh = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the secrets of this session; a lasting private key is not in it."""
+        fresh, own = self._fresh, None if self._lasting else self._identity
+        keys = [[*pair, key.hex()] for pair, key in self._keys.items()]
+        return {
+            "fresh": None if fresh is None else fresh.private_bytes().hex(),
+            "own": own.private_bytes().hex() if own and fresh else None,
+            "keys": keys,
+            "sent": dict(self._sent),
+            "received": dict(self._received),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another object of the same party and session was.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        fresh, own = state["fresh"], state["own"]
+        self._fresh = None if fresh is None else Identity(bytes.fromhex(fresh))
+        if own is not None:
+            self._identity = Identity(bytes.fromhex(own))
+        self._keys = {(a, b): bytes.fromhex(key) for a, b, key in state["keys"]}
+        self._sent, self._received = dict(state["sent"]), dict(state["received"])
 
     def _session_key(self) -> Identity:
         if self._fresh is None:

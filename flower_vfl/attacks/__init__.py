@@ -1,8 +1,8 @@
 """Attacks that infer labels, and how much they find."""
 
+from ..metrics import adaptive_calibration_error
 from .completion import CompletionResult, ModelCompletion, summarise_completion
 from .leak import (
-    adaptive_calibration_error,
     assign_positives,
     attack_accuracy,
     f1_score,
@@ -13,6 +13,7 @@ from .leak import (
     top_k_accuracy,
 )
 from .malicious import MaliciousAdam, MaliciousSGD
+from .membership import membership_aucs
 from .meter import LeakageMeter, random_baseline
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
 from .scores import (
@@ -44,6 +45,7 @@ __all__ = [
     "leak_auc",
     "mean_attack",
     "median_attack",
+    "membership_aucs",
     "norm_attack",
     "pearson_rho",
     "random_baseline",

@@ -8,12 +8,15 @@ one half.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..metrics import class_numbers
 
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
@@ -48,28 +51,36 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def _sorted_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return AUCs of single-precision scores from two sorts.
+    """Return AUCs of single-precision scores from a sort, or two where there are ties.
 
     A label fits into the bits that a single-precision number leaves free in a double,
     so that a sort brings scores and labels into order. It puts the tied rows of one
-    class before those of the other; a second sort with opposite labels puts them the
-    other way round, and the mean of both is what a tie counts. Searching the scores of
-    one class in those of the other takes twice as long.
+    class before those of the other; where that happens, a second sort with opposite
+    labels puts them the other way round, and the mean of both is what a tie counts.
+    Searching the scores of one class in those of the other takes twice as long.
     """
     rows = scores.shape[-1]
     label = positive.numpy().astype(np.int64)
-    doubles = scores.numpy().astype(np.float64)
+    doubles = scores.numpy().astype(np.float64).reshape(-1, rows)
     doubles += 0.0  # makes -0 a 0
-    marked = np.empty((2, *scores.shape), dtype=np.int64)
-    for part, mark in zip(marked, (label, 1 - label), strict=True):
-        np.bitwise_or(doubles.view(np.int64), mark, out=part)
-    marked.view(np.float64).sort(axis=-1)
-    marked &= 1
-    own, other = marked.astype(np.float64) @ np.arange(rows, dtype=np.float64)
-    ones, total = int(label.sum()), rows * (rows - 1) / 2.0  # of ranks of both classes
-    wins = torch.from_numpy(np.asarray((own + total - other) / 2.0))
+    order = _sort_marked(doubles, label)
+    ranks = np.arange(rows, dtype=np.float64)
+    own = (order & 1).astype(np.float64) @ ranks
+    tied = ((order[:, 1:] ^ order[:, :-1]) == 1).any(axis=-1)
+    if tied.any():
+        other = (_sort_marked(doubles[tied], 1 - label) & 1).astype(np.float64)
+        own[tied] = (own[tied] + rows * (rows - 1) / 2.0 - other @ ranks) / 2.0
+    ones = int(label.sum())
+    wins = torch.from_numpy(own).reshape(scores.shape[:-1])
     # Not a number if there are no pairs.
     return wins.sub_(ones * (ones - 1) / 2.0).div_(ones * (rows - ones))
+
+
+def _sort_marked(doubles: NDArray[np.float64], mark: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers in order, as bits of which the last one is the mark."""
+    marked: NDArray[Any] = doubles.view(np.int64) | mark
+    marked.view(np.float64).sort(axis=-1)
+    return marked
 
 
 def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
@@ -130,7 +141,7 @@ def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:
     float
         Not a number if the batch has one class only.
     """
-    numbers = _class_numbers(labels, len(scores)).to(scores.device)
+    numbers = class_numbers(labels, len(scores)).to(scores.device)
     if not torch.isfinite(scores.detach().double()).all():
         raise ConfigError("some scores are missing or infinite")
     single = scores.dtype in (torch.float32, torch.float64)
@@ -153,18 +164,6 @@ def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:
         chosen = columns.index_select(1, present).T.contiguous()
         aucs = roc_auc(chosen, numbers == present.unsqueeze(1))
     return float((flip(aucs) if flipped else aucs).mean())
-
-
-def _class_numbers(labels: Tensor, rows: int) -> Tensor:
-    flat = labels.detach().reshape(-1)
-    if len(flat) != rows:
-        raise ConfigError(f"got {len(flat)} labels for {rows} rows")
-    numbers = flat.long()
-    if (numbers != flat).any() or (numbers < 0).any():
-        raise ConfigError(
-            "labels must be class numbers from 0; for values use pearson_rho"
-        )
-    return numbers
 
 
 def pearson_rho(scores: Tensor, labels: Tensor) -> Tensor:
@@ -227,7 +226,7 @@ def attack_accuracy(predicted: Tensor, labels: Tensor) -> float:
     labels : Tensor
         Class numbers.
     """
-    numbers = _class_numbers(labels, len(predicted)).to(predicted.device)
+    numbers = class_numbers(labels, len(predicted)).to(predicted.device)
     return float((predicted == numbers).double().mean())
 
 
@@ -245,7 +244,7 @@ def top_k_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
     k : int
         How many guesses the attacker has.
     """
-    numbers = _class_numbers(labels, len(scores)).to(scores.device)
+    numbers = class_numbers(labels, len(scores)).to(scores.device)
     if not 1 <= k <= scores.shape[1]:
         raise ConfigError(f"k must be from 1 to {scores.shape[1]} classes, got {k}")
     own = scores.gather(1, numbers.unsqueeze(1))
@@ -264,7 +263,7 @@ def f1_score(predicted: Tensor, labels: Tensor) -> float:
     labels : Tensor
         Class numbers.
     """
-    numbers = _class_numbers(labels, len(predicted)).to(predicted.device)
+    numbers = class_numbers(labels, len(predicted)).to(predicted.device)
     classes = int(max(predicted.max(), numbers.max())) + 1 if len(numbers) else 0
     size = max(classes, 2)
     hits = torch.bincount(numbers[predicted == numbers], minlength=size).double()
@@ -273,54 +272,6 @@ def f1_score(predicted: Tensor, labels: Tensor) -> float:
     )
     scores = 2.0 * hits / both.clamp_min(1)  # 0 for a class that nobody named
     return float(scores[1] if classes <= 2 else scores[both > 0].mean())
-
-
-def adaptive_calibration_error(
-    probabilities: Tensor, labels: Tensor, bins: int = 15
-) -> float:
-    """Return how far predicted probabilities are from frequencies (Nixon et al., 2019).
-
-    The predictions of a class are sorted and cut into bins of equal mass; the error is
-    the mean over bins and classes of |mean prediction − frequency of the class|. Rows
-    with the same prediction share their mean label, so that the order of the rows does
-    not matter. https://arxiv.org/abs/1904.01685
-
-    Parameters
-    ----------
-    probabilities : Tensor
-        Probability of class 1, one per row; or one column per class.
-    labels : Tensor
-        Class numbers.
-    bins : int (default: 15)
-        Number of bins; sizes differ by at most one row, the larger ones first.
-    """
-    numbers = _class_numbers(labels, len(probabilities)).to(probabilities.device)
-    if bins < 1 or not len(numbers):
-        raise ConfigError(f"cannot cut {len(numbers)} rows into {bins} bins")
-    if probabilities.ndim == 1 or probabilities.shape[1] == 1:
-        columns, hits = probabilities.reshape(1, -1), (numbers == 1).unsqueeze(0)
-    else:
-        columns = probabilities.T
-        classes = torch.arange(len(columns), device=columns.device)
-        hits = numbers == classes.unsqueeze(1)
-    ordered, order = columns.detach().double().contiguous().sort(dim=1)
-    share = _share_ties(ordered, hits.gather(1, order).double())
-    gap = (ordered - share).cumsum(dim=1)
-    bins = min(bins, len(numbers))
-    size, larger = divmod(len(numbers), bins)
-    number = torch.arange(1, bins + 1, device=gap.device)
-    ends = number * size + number.clamp_max(larger)
-    sums = gap[:, ends - 1].diff(dim=1, prepend=gap.new_zeros(len(gap), 1))
-    sizes = ends.diff(prepend=ends.new_zeros(1))
-    return float((sums.abs() / sizes).mean())
-
-
-def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
-    """Give rows with the same value the mean of their hits; values are sorted."""
-    first = torch.searchsorted(ordered, ordered)
-    last = torch.searchsorted(ordered, ordered, right=True)
-    until = torch.nn.functional.pad(hits.cumsum(dim=1), (1, 0))
-    return (until.gather(1, last) - until.gather(1, first)) / (last - first)
 
 
 def summarise(values: Sequence[float]) -> dict[str, float]:

@@ -209,7 +209,7 @@ def _center_attack(
     return merge_ties(others - distances)
 
 
-def spectral_attack(gradient: Tensor) -> Tensor:
+def spectral_attack(gradient: Tensor, signed: bool = False) -> Tensor:
     """Return how far every row is from the mean along the direction of most variance.
 
     Finds the smaller of two groups of rows, e.g. synthetic ones.
@@ -218,10 +218,14 @@ def spectral_attack(gradient: Tensor) -> Tensor:
     ----------
     gradient : Tensor
         One row per example: gradients, or embeddings joined with labels.
+    signed : bool (default: False)
+        Keep on which side of the mean a row is. Two groups of the same size lie as far
+        from their common mean, and only this tells them apart.
     """
     rows = as_rows(gradient)
     row_norms(rows)
-    return ((rows - rows.mean(dim=0)) @ top_direction(rows)).abs()
+    distances = (rows - rows.mean(dim=0)) @ top_direction(rows)
+    return distances if signed else distances.abs()
 
 
 def top_direction(rows: Tensor) -> Tensor:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..union.calibration import Calibration
 
 Task = Literal["binary", "multiclass", "regression"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -59,10 +62,17 @@ class Objective(nn.Module, ABC):
     """
 
     task: Task
+    # Whether labels may be shares of classes, and predictions calibrated.
+    takes_shares: ClassVar[bool] = False
+    calibrates: ClassVar[bool] = False
+    # Whether it knows the labels of all rows by their numbers.
+    by_row: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
         self.optimizers: list[Optimizer] = []
+        # What synthetic rows do to probabilities; the label party sets it.
+        self.calibration: Calibration | None = None
         # Row numbers of the batch in hand; the label party sets them before a step.
         self.rows: Tensor | None = None
 
@@ -116,6 +126,16 @@ class Objective(nn.Module, ABC):
         embedding : Tensor
             The joined embedding.
         """
+
+    def expect(self, embedding: Tensor) -> Tensor:
+        """Return what the loss compares with labels; predictions, unless calibrated.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding.
+        """
+        return self.predict(embedding)
 
     @abstractmethod
     def encode(self, labels: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ class CrossEntropy(TopModelObjective):
         With 2 the task is binary: the top model has one output column and the loss is
         binary cross entropy. With more it has one output column per class.
     """
+
+    takes_shares: ClassVar[bool] = True
+    calibrates: ClassVar[bool] = True
 
     def __init__(self, top: nn.Module, classes: int = 2) -> None:
         super().__init__(top)
@@ -47,9 +52,11 @@ class CrossEntropy(TopModelObjective):
         output : Tensor
             Logits.
         labels : Tensor
-            Labels as :meth:`encode` returned them.
+            Labels as :meth:`encode` returned them, or shares of classes.
         """
         logits = self._logits(output)
+        if self.calibration is not None and self.calibration.when == "tr":
+            return self.calibration.loss(*self._by_class(logits, labels))
         if self.task == "binary":
             return F.binary_cross_entropy_with_logits(logits, labels)
         return F.cross_entropy(logits, labels)
@@ -62,6 +69,28 @@ class CrossEntropy(TopModelObjective):
         embedding : Tensor
             The joined embedding.
         """
+        found = self._probabilities(embedding)
+        return found if self.calibration is None else self.calibration.to_real(found)
+
+    def expect(self, embedding: Tensor) -> Tensor:
+        """Return the probabilities that the loss compares with labels.
+
+        Parameters
+        ----------
+        embedding : Tensor
+            The joined embedding.
+        """
+        found = self._probabilities(embedding)
+        return found if self.calibration is None else self.calibration.to_mixture(found)
+
+    def _by_class(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logarithms of probabilities and labels with one column per class."""
+        if self.task == "multiclass":
+            return F.log_softmax(logits, dim=1), labels
+        logs = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=1)
+        return logs, torch.stack([1.0 - labels, labels], dim=1)
+
+    def _probabilities(self, embedding: Tensor) -> Tensor:
         logits = self._logits(self.top(embedding))
         if self.task == "binary":
             return torch.sigmoid(logits)

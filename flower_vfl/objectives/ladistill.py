@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,10 @@ class LADistill(CrossEntropy):
     teacher_lr : float (default: 5e-3)
         Learning rate of its Adam.
     """
+
+    takes_shares: ClassVar[bool] = False
+    calibrates: ClassVar[bool] = False
+    by_row: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -163,6 +163,11 @@ def test_labels_of_any_type_are_encoded(given: Tensor) -> None:
     assert value.dtype == torch.float32 and value.tolist() == [0.0, 1.0, 1.0]
 
 
+def calibration_error(scores: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+    parts = np.array_split(np.argsort(scores), bins)
+    return float(np.mean([abs(scores[p].mean() - labels[p].mean()) for p in parts]))
+
+
 def test_binary_metrics_are_those_of_scikit_learn() -> None:
     labels = STREAM.integers(0, 2, 200).astype(float)
     scores = np.clip(labels * 0.2 + STREAM.random(200) * 0.8, 0.01, 0.99)
@@ -172,6 +177,7 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
             "accuracy": accuracy_score(labels, scores > 0.5),
             "loss": log_loss(labels, scores),
             "auc": roc_auc_score(labels, scores),
+            "ace": calibration_error(scores, labels),
         }
     )
     assert 0.5 < found["auc"] < 1.0
@@ -179,7 +185,8 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
 
 def test_the_auc_of_one_class_is_left_out() -> None:
     found = binary_metrics(np.array([0.2, 0.9]), np.array([1.0, 1.0]))
-    assert set(found) == {"accuracy", "loss"}
+    assert set(found) == {"accuracy", "loss", "ace"}
+    assert found["ace"] == pytest.approx((0.8 + 0.1) / 2)  # each row is a bin
     assert found["accuracy"] == 0.5
     assert found["loss"] == pytest.approx(-(np.log(0.2) + np.log(0.9)) / 2)
 

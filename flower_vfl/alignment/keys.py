@@ -1,0 +1,205 @@
+"""What a party brings to an alignment: its key, whom it trusts, how it spells ids.
+
+A private key is a file with one line, which only its owner can read. Public keys are
+written in base64 or in hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, unknown_name
+from .ids import Normaliser
+from .psi import PsiParty
+from .psu import PsuParty
+from .sealing import Identity
+
+METHODS: dict[str, type[PsuParty]] = {"psu": PsuParty, "psi": PsiParty}
+
+
+@dataclass(frozen=True)
+class AlignmentSettings:
+    """What a party brings to an alignment; the strategy has no say in it.
+
+    Parameters
+    ----------
+    identity : Identity | None (default: None)
+        Its lasting key pair; needed with pins.
+    pins : Mapping[str, bytes] | None (default: None)
+        Public keys of the other parties by name; its own may be among them.
+    trust_server : bool (default: False)
+        Whether it takes part without pins: the server could then read the lists.
+    normalise : Normaliser | str | None (default: None)
+        What makes one spelling of an id out of several: a function, or a name of
+        `flower_vfl.alignment.NORMALISERS`. All parties need the same.
+    methods : tuple[str, ...] (default: ("psu", "psi"))
+        The methods that it takes part in. In an intersection every party learns which
+        of its ids all others have; a party that does not want this allows ``psu`` only.
+    """
+
+    identity: Identity | None = None
+    pins: Mapping[str, bytes] | None = None
+    trust_server: bool = False
+    normalise: Normaliser | str | None = None
+    methods: tuple[str, ...] = tuple(METHODS)
+
+    def __post_init__(self) -> None:
+        """Refuse unknown methods."""
+        for method in self.methods:
+            if method not in METHODS:
+                raise unknown_name("alignment method", method, METHODS)
+
+    @classmethod
+    def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:
+        """Return the settings that a node config holds.
+
+        Parameters
+        ----------
+        config : Mapping[str, object]
+            ``trust-server`` (true or false), ``alignment-key`` (a file),
+            ``alignment-pins`` (a TOML file, or ``name=key,name=key``),
+            ``alignment-normalise`` and ``alignment-methods`` (names, with commas).
+        """
+        key, pins = config.get("alignment-key"), config.get("alignment-pins")
+        given = str(config.get("alignment-methods") or ",".join(METHODS))
+        return cls(
+            None if not key else read_key(Path(str(key))),
+            None if not pins else read_pins(str(pins)),
+            trusts_server(config) or False,
+            str(config.get("alignment-normalise") or "") or None,
+            tuple(name.strip() for name in given.split(",")),
+        )
+
+
+def trusts_server(config: Mapping[str, object]) -> bool | None:
+    """Return what a node config says about the server, None if it says nothing.
+
+    Parameters
+    ----------
+    config : Mapping[str, object]
+        The node config.
+    """
+    trust = config.get("trust-server")
+    if trust is None or isinstance(trust, bool):
+        return trust
+    # the text "false" would count as true
+    raise ConfigError(f"trust-server must be true or false, got '{trust}'")
+
+
+def read_key(path: Path) -> Identity:
+    """Return the key pair of a file that only its owner can read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    """
+    path = path.expanduser()
+    try:
+        others = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the private key '{path}' cannot be read ({error}); make one with "
+            f"'flower-vfl key {path}'"
+        ) from None
+    if os.name == "posix" and others:
+        raise ConfigError(
+            f"the private key '{path}' can be read by others; run 'chmod 600 {path}', "
+            "and make a new one if somebody may have read it"
+        )
+    return Identity(parse_key(text, f"'{path}'"))
+
+
+def write_key(path: Path) -> Identity:
+    """Make a key pair and keep it in a new file that only its owner can read.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it must not exist.
+    """
+    identity = Identity()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        handle = os.open(path.expanduser(), flags, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"'{path}' exists already; a key that others have pinned is not "
+            "overwritten: choose another file, or remove it first"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be written ({error})") from None
+    with os.fdopen(handle, "w") as file:
+        file.write(key_text(identity.private_bytes()) + "\n")
+    return identity
+
+
+def read_pins(given: str) -> dict[str, bytes]:
+    """Return public keys by name.
+
+    Parameters
+    ----------
+    given : str
+        A TOML file (``name = "key"``), or the pairs themselves: ``name=key,name=key``.
+    """
+    pairs: dict[str, object] = {}
+    if given.endswith(".toml"):
+        try:
+            pairs = tomllib.loads(Path(given).expanduser().read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the pins '{given}' cannot be read ({error})") from None
+    else:
+        for part in given.split(","):
+            name, separator, key = part.partition("=")
+            if not (name.strip() and separator):
+                raise ConfigError(
+                    f"'{part}' is no pin; write name=key,name=key or name a .toml file"
+                )
+            if name.strip() in pairs:
+                raise ConfigError(f"two keys are pinned for '{name.strip()}'")
+            pairs[name.strip()] = key
+    return {name: parse_key(key, f"the pin of '{name}'") for name, key in pairs.items()}
+
+
+def key_text(key: bytes) -> str:
+    """Return a key as text.
+
+    Parameters
+    ----------
+    key : bytes
+        A public or a private key.
+    """
+    return base64.b64encode(key).decode()
+
+
+def parse_key(text: object, what: str) -> bytes:
+    """Return the 32 bytes of a key.
+
+    Parameters
+    ----------
+    text : object
+        In base64 or in hexadecimal digits.
+    what : str
+        What it is, for the error.
+    """
+    plain = text.strip() if isinstance(text, str) else ""
+    try:
+        written_in_hex = len(plain) == 64
+        key = (
+            bytes.fromhex(plain)
+            if written_in_hex
+            else base64.b64decode(plain, validate=True)
+        )
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != 32:
+        raise ConfigError(f"{what} is no key: 32 bytes in base64 or hexadecimal digits")
+    return key
