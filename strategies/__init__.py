@@ -16,8 +16,10 @@ from .no_defense import NoDefense
 from .noisy_gradients import NoisyGradients
 from .ppdl import PPDL
 from .run_state import VerticalResult
+from .serving import serve
 from .sgsub import SGSub
 from .stopping import EarlyStopping
+from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
 from .vertical import PLACEMENTS, Placement, VerticalStrategy
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "FLSG",
     "PLACEMENTS",
     "PPDL",
+    "TRACKERS",
     "Compose",
     "EarlyStopping",
     "Geno",
@@ -33,6 +36,7 @@ __all__ = [
     "Marvell",
     "MarvellSolution",
     "MaxNorm",
+    "Mlflow",
     "MultiBucket",
     "NoDefense",
     "NoisyGradients",
@@ -40,11 +44,15 @@ __all__ = [
     "Placement",
     "SGSub",
     "Scheduled",
+    "TensorBoard",
+    "Tracker",
     "VerticalResult",
     "VerticalStrategy",
     "build_defense",
+    "build_tracker",
     "defended_grid",
     "defense_mod",
     "defense_spec",
+    "serve",
     "solve_marvell",
 ]

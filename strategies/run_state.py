@@ -14,7 +14,12 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
 from flower_vfl.attacks.leak import summarise
-from flower_vfl.watch import FLIPPED, LEAK, LIMIT
+from flower_vfl.watch import (
+    FLIPPED,
+    LEAK,
+    LIMIT,
+    MEMBER,
+)
 
 Series = dict[str, list[Any]]  # "steps" and "values", of equal length
 
@@ -33,6 +38,8 @@ class RunState:
         Rows that went into each sum; not every step reports every metric.
     seconds : float (default: 0.0)
         Of the steps of the current epoch.
+    traffic : int (default: 0)
+        Bytes of the arrays that travelled in them.
     series : dict[str, Series] (default: {})
         What was reported about a party (``metric/party``), step by step.
     train, evaluate : dict[int, dict[str, float]] (default: {})
@@ -51,6 +58,7 @@ class RunState:
     sums: dict[str, float] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    traffic: int = 0
     series: dict[str, Series] = field(default_factory=dict)
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -102,8 +110,9 @@ class RunState:
             Its steps.
         """
         averages = {name: total / self.rows[name] for name, total in self.sums.items()}
-        self.train[epoch] = {**averages, "seconds": self.seconds, "steps": steps}
-        self.sums, self.rows, self.seconds = {}, {}, 0.0
+        cost = {"seconds": self.seconds, "steps": steps, "bytes": self.traffic}
+        self.train[epoch] = {**averages, **cost}
+        self.sums, self.rows, self.seconds, self.traffic = {}, {}, 0.0, 0
 
 
 @dataclass
@@ -140,6 +149,24 @@ class VerticalResult(Result):
                 entry |= {f"{mark}{key}": value for key, value in numbers.items()}
                 entry["batches"] = len(series["values"])
                 break  # the names of flipped series begin like those of raw ones
+        return found
+
+    def membership(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return how well synthetic rows were told from real ones, by party and attack.
+
+        ``spectral`` is what the party could tell from its gradients about the label
+        party's rows, ``embedding`` what the label party could tell about the party's;
+        the same with ``_sides`` for the attack that looks at sides of the mean. Keys
+        are ``mean``, ``last``, ``max`` and ``q95`` over the batches, and ``batches``.
+        """
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name, series in self.series.items():
+            metric, _, party = name.partition("/")
+            if metric.startswith(MEMBER):
+                attack = metric.removeprefix(MEMBER)
+                values = series["values"]
+                numbers = {**summarise(values), "batches": len(values)}
+                found.setdefault(party, {})[attack] = numbers
         return found
 
     @classmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flower_vfl.errors import ConfigError
 
-LOWER_IS_BETTER = ("loss", "rmse")
+from .run_state import RunState
+
+LOWER_IS_BETTER = ("loss", "rmse", "ace")
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,31 @@ class EarlyStopping:
             return True
         gain = best - value if metric in LOWER_IS_BETTER else value - best
         return gain > self.min_delta
+
+    def judge(self, state: RunState, metrics: Mapping[str, float], main: str) -> bool:
+        """Take in an evaluation; return whether it is the best so far.
+
+        Parameters
+        ----------
+        state : RunState
+            The run; told to stop if it has not improved for too long.
+        metrics : Mapping[str, float]
+            What the evaluation found.
+        main : str
+            The main metric of the task.
+        """
+        metric = self.metric or main
+        name = f"valid_{metric}"
+        if name not in metrics:
+            raise ConfigError(
+                f"early stopping looks at '{name}', which was not measured; measured "
+                f"were {', '.join(metrics) or 'none'}. Set valid_fraction, or another "
+                "metric"
+            )
+        if self.improves(metrics[name], state.best, metric):
+            state.best, state.stale = metrics[name], 0
+            return True
+        state.stale += 1
+        if state.stale >= self.patience:
+            state.stopped, state.reason = True, f"{name} no longer improved"
+        return False

@@ -32,6 +32,7 @@ from .keeper import Keeper
 from .meeting import Meeting
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
+from .tracking import Trackers
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
@@ -72,10 +73,12 @@ class Training:
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
         self.labels: Array | None = None  # for measuring every layer, in simulations
         leakage = strategy.leakage
-        self._probe = "" if leakage is None or not leakage.layers else leakage.to_text()
+        self._probe = leakage.to_text() if leakage and leakage.probes else ""
+        self._shown = leakage is not None and leakage.shows_labels
         self._leaky: list[str] = []  # limits that the last step exceeded
         self._gradient_step = 0
         self._keeper = Keeper(strategy.state_dir)
+        self._trackers = Trackers(strategy.trackers)
         self._rewinds = 0
         self._rewound_at = -1
 
@@ -92,7 +95,7 @@ class Training:
         """Train until the last epoch or until early stopping, and return the state."""
         shown = self.strategy.progress
         bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
-        with bar, interruptible() as interrupted:
+        with self._trackers.telling(self), bar, interruptible() as interrupted:
             if self.strategy.checkpoint_every and not self.state.step:
                 self._checkpoint(step_tag(0))
             while True:
@@ -116,9 +119,10 @@ class Training:
 
     def _advance(self, bar: TrainingProgress) -> None:
         epoch, index = divmod(self.state.step, self.steps)
-        started = time.perf_counter()
+        started, traffic = time.perf_counter(), self.courier.traffic
         loss = self._step(epoch + 1, index)
         self.state.seconds += time.perf_counter() - started
+        self.state.traffic += self.courier.traffic - traffic
         bar.stepped(self.state.step, epoch + 1, loss)
         leaks, ended = self._leaks_too_much(), index == self.steps - 1
         if leaks and not ended:  # kept as it is, so that a resumed epoch is whole
@@ -164,14 +168,15 @@ class Training:
         self._delivered(noted or {})
         label = self.meeting.label.name
         content = Content({**where, "epoch": epoch}, parts or {})
-        if self.defender.requires_labels or self._probe:
+        if self.defender.requires_labels or self._shown:
             content.config["labels"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
         self._gradients = self._defend(reply, step, epoch)
-        self.labels = reply.labels if self._probe else None
+        self.labels = reply.labels if self._shown else None
         self._gradient_step = self.state.step = step
         rows = reply.metrics.pop("rows")
         self.state.add(reply.metrics, rows)
+        self._trackers.step(step, reply.metrics)
         self._leaky = [name for name in reply.metrics if name.startswith(LIMIT)]
         return reply.metrics["loss"]
 
@@ -215,6 +220,7 @@ class Training:
     ) -> None:
         state = self.state
         state.close_epoch(epoch, steps)
+        self._trackers.epoch(epoch, state.step, state.train[epoch])
         every = self.strategy.evaluate_every
         last = last or epoch == self.epochs
         if not every or (epoch % every and not last):
@@ -226,37 +232,22 @@ class Training:
             for name, value in self.evaluate(split, epoch).items()
         }
         state.evaluate[epoch] = metrics
+        self._trackers.epoch(epoch, state.step, metrics)
         main = f"{held_out[0]}_{self._metric()}" if held_out else ""
         if main in metrics:
             bar.evaluated(main, metrics[main])
         shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
         log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], shown)
-        if self.strategy.early_stopping is not None:
-            self._consider_stopping(metrics)
+        stopping, task = self.strategy.early_stopping, self.meeting.label.task
+        if stopping is not None:
+            best = stopping.judge(state, metrics, MAIN_METRIC[task])
+            if best and stopping.restore_best:
+                self._checkpoint("best")
 
     def _metric(self) -> str:
         stopping = self.strategy.early_stopping
         chosen = stopping.metric if stopping is not None else None
         return chosen or MAIN_METRIC[self.meeting.label.task]
-
-    def _consider_stopping(self, metrics: dict[str, float]) -> None:
-        stopping, state = self.strategy.early_stopping, self.state
-        assert stopping is not None  # the caller looked
-        name = f"valid_{self._metric()}"
-        if name not in metrics:
-            raise ConfigError(
-                f"early stopping looks at '{name}', which was not measured; measured "
-                f"were {', '.join(metrics) or 'none'}. Set valid_fraction, or another "
-                "metric"
-            )
-        if stopping.improves(metrics[name], state.best, self._metric()):
-            state.best, state.stale = metrics[name], 0
-            if stopping.restore_best:
-                self._checkpoint("best")
-        else:
-            state.stale += 1
-            if state.stale >= stopping.patience:
-                state.stopped, state.reason = True, f"{name} no longer improved"
 
     def evaluate(self, split: str, epoch: int) -> dict[str, float]:
         """Return the metrics of a split.

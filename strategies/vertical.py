@@ -8,39 +8,38 @@ from logging import INFO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
-from numpy.typing import NDArray
 
 from flower_vfl.aggregation import AGGREGATIONS
-from flower_vfl.arrays import to_tensor
+from flower_vfl.alignment import DEFAULT_GROUP
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.protocol import (
-    Content,
-    Value,
-    Verb,
-    array_record,
-    gradient_arrays,
-)
-from flower_vfl.terms import Terms
 from flower_vfl.transform import GradientTransform
 from flower_vfl.watch import Leakage
 
-from .courier import Courier, embeddings, noted
+from .aligning import RELAY_BYTES, AlignmentPlan
+from .courier import Courier
 from .meeting import Meeting, hold_meeting
+from .rounds import VerticalRounds
 from .run_state import VerticalResult
-from .settings import rates_by_party, transform_list, with_defense
+from .settings import (
+    log_settings,
+    make_terms,
+    not_negative,
+    not_used,
+    rates_by_party,
+    transform_list,
+)
 from .stopping import EarlyStopping
+from .tracking import Tracker
 from .training import Training
 
 Placement = Literal["strategy", "label"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 
-class VerticalStrategy(Strategy):
+class VerticalStrategy(VerticalRounds):
     """Train a model that is split between a label party and passive parties.
 
     A round is an epoch. In each step every passive party gets the gradient of the step
@@ -95,6 +94,20 @@ class VerticalStrategy(Strategy):
         Rows that travel in one message of an evaluation.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
+    alignment : str (default: "none")
+        ``"psu"`` trains on the private union of the parties' ids, ``"psi"`` on their
+        intersection; ``"none"`` where all have the same rows.
+    group : str (default: "ristretto255")
+        The group that alignment computes in, one of `flower_vfl.alignment.GROUPS`.
+    padding : int (default: 0)
+        Dummy ids of each party, to blur the size of the intersection.
+    relay_bytes : int (default: 16 MiB)
+        Most bytes of lists in one message of the alignment.
+    trackers : Iterable[Tracker] (default: ())
+        Who is told what every step and every epoch measured, such as
+        :class:`flower_vfl.strategies.TensorBoard`.
+    notes : Mapping[str, Any] | None (default: None)
+        What they are to show beside these settings, such as the name of the data.
     """
 
     def __init__(
@@ -119,19 +132,24 @@ class VerticalStrategy(Strategy):
         threads: int = 0,
         evaluation_rows: int = 8192,
         progress: bool | None = None,
+        alignment: str = "none",
+        group: str = DEFAULT_GROUP,
+        padding: int = 0,
+        relay_bytes: int = RELAY_BYTES,
+        trackers: Iterable[Tracker] = (),
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         if aggregation is not None and aggregation not in AGGREGATIONS:
             raise unknown_name("aggregation", aggregation, AGGREGATIONS)
-        for name, number in (
-            ("batch_size", batch_size),
-            ("evaluate_every", evaluate_every),
-            ("checkpoint_every", checkpoint_every),
-            ("retries", retries),
-            ("threads", threads),
-            ("evaluation_rows", evaluation_rows),
-        ):
-            if number < 0:
-                raise ConfigError(f"{name} must not be negative, got {number}")
+        not_negative(
+            batch_size=batch_size,
+            evaluate_every=evaluate_every,
+            checkpoint_every=checkpoint_every,
+            retries=retries,
+            threads=threads,
+            evaluation_rows=evaluation_rows,
+            noise_seed=noise_seed or 0,
+        )
         if early_stopping is not None and not evaluate_every:
             raise ConfigError("early stopping needs evaluations: set evaluate_every")
         self.batch_size = batch_size
@@ -144,8 +162,6 @@ class VerticalStrategy(Strategy):
         self.transforms = transform_list(transforms)
         if placement not in PLACEMENTS:
             raise unknown_name("placement", placement, PLACEMENTS)
-        if noise_seed is not None and noise_seed < 0:
-            raise ConfigError(f"noise_seed must not be negative, got {noise_seed}")
         self.placement: Placement = placement
         self.noise_seed = noise_seed
         self.leakage = leakage
@@ -157,17 +173,13 @@ class VerticalStrategy(Strategy):
         self.threads = threads
         self.evaluation_rows = evaluation_rows
         self.progress = progress
-        self._training: Training | None = None
+        self.alignment = AlignmentPlan(alignment, group, padding, relay_bytes, progress)
+        self.trackers = list(trackers)
+        self.notes = dict(notes or {})
 
     def summary(self) -> None:
         """Log the settings."""
-        fraction = f"test {self.test_fraction:g}, valid {self.valid_fraction:g}"
-        names = ", ".join(type(t).__name__ for t in self.transforms)
-        defenses = f"{names} (at the {self.placement})" if names else "none"
-        log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
-        log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
-        log(INFO, "\t├──> held out (unless the data says): %s", fraction)
-        log(INFO, "\t└──> defenses: %s", defenses)
+        log_settings(self)
 
     def start(
         self,
@@ -209,22 +221,17 @@ class VerticalStrategy(Strategy):
             empty, because no model leaves its party. What defenses report about a
             party is in ``series``, step by step.
         """
-        for name, given in (
-            ("initial_arrays", initial_arrays),
-            ("train_config", train_config),
-            ("evaluate_config", evaluate_config),
-        ):
-            if given:
-                raise ConfigError(
-                    f"{name} is not used in vertical training: parties keep their own "
-                    "models, and settings are arguments of VerticalStrategy"
-                )
+        not_used(
+            initial_arrays=initial_arrays,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+        )
         if num_rounds < 1:
             raise ConfigError(f"num_rounds must be at least 1, got {num_rounds}")
         log(INFO, "Starting %s:", type(self).__name__)
         self.summary()
         started = time.time()
-        training = self.connect(grid, num_rounds, timeout)
+        training = self.connect(grid, num_rounds, timeout, resume)
         label = training.meeting.label.name
         if not training.meeting.sizes["train"]:
             remedy = "Make the held-out parts smaller"
@@ -242,7 +249,11 @@ class VerticalStrategy(Strategy):
         return result
 
     def connect(
-        self, grid: Grid, num_rounds: int = 1, timeout: float = 3600
+        self,
+        grid: Grid,
+        num_rounds: int = 1,
+        timeout: float = 3600,
+        resume: bool = False,
     ) -> Training:
         """Greet the parties of a grid and agree on the terms, without training.
 
@@ -254,9 +265,11 @@ class VerticalStrategy(Strategy):
             Number of epochs.
         timeout : float (default: 3600)
             Seconds to wait for a party's reply.
+        resume : bool (default: False)
+            Whether to go on with the alignment that the parties have kept.
         """
         courier = Courier(grid, timeout, self.retries)
-        meeting = self.meet(courier)
+        meeting = self.meet(courier, reuse=resume)
         if self.early_stopping is not None and not meeting.sizes["valid"]:
             raise ConfigError(
                 "early stopping looks at validation rows and there are none; set "
@@ -265,128 +278,17 @@ class VerticalStrategy(Strategy):
         self._training = Training(self, courier, meeting, num_rounds)
         return self._training
 
-    def meet(self, courier: Courier) -> Meeting:
+    def meet(self, courier: Courier, reuse: bool = True) -> Meeting:
         """Hold the hello with the nodes that a courier reaches.
 
         Parameters
         ----------
         courier : Courier
             Reaches the nodes.
+        reuse : bool (default: True)
+            Whether to go on with the alignment that the parties have kept, if ids are
+            aligned: a new one would have another row order.
         """
         courier.wait_for_nodes(self.parties)
-        terms = Terms(
-            seed=self.seed,
-            batch_size=self.batch_size,
-            evaluation_rows=self.evaluation_rows,
-            test_fraction=self.test_fraction,
-            valid_fraction=self.valid_fraction,
-            aggregation=self.aggregation or "",
-            leakage="" if self.leakage is None else self.leakage.to_text(),
-        )
-        terms = with_defense(terms, self.transforms, self.placement, self.noise_seed)
-        return hold_meeting(courier, terms, self.rates, self.threads)
-
-    def predict(self, split: str = "test") -> NDArray[Any]:
-        """Return the model's predictions for a split, in row order.
-
-        Parameters
-        ----------
-        split : str (default: "test")
-            ``"train"``, ``"valid"`` or ``"test"``.
-        """
-        parts = [to_tensor(part).numpy() for part in self._running().predict(split)]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
-
-    def _running(self) -> Training:
-        if self._training is None:
-            raise ConfigError("call start or connect first: no party is known yet")
-        return self._training
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the requests of one step to the passive parties.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        arrays : ArrayRecord
-            Gradients of the step before by party name; empty if there are none.
-        config : ConfigRecord
-            Step and batch number.
-        grid : Grid
-            Not needed: the parties are known.
-        """
-        return self._requests(Verb.FORWARD, arrays, {**config, "epoch": server_round})
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the embeddings of one step by party name, and what was measured.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        replies : Iterable[Message]
-            Replies of the passive parties.
-        """
-        training = self._running()
-        contents = training.courier.collect(replies, training.state.step + 1)
-        found = embeddings(contents, training.state.step + 1)
-        measured = MetricRecord(dict(noted(contents)))
-        return array_record(found), measured if measured else None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the requests for the embeddings of a part of a split.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        arrays : ArrayRecord
-            Gradients that are still due by party name; empty if there are none.
-        config : ConfigRecord
-            Split and part.
-        grid : Grid
-            Not needed: the parties are known.
-        """
-        return self._requests(Verb.EMBED, arrays, dict(config))
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the metrics that the label party reports after the last part.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        replies : Iterable[Message]
-            The label party's reply.
-        """
-        training = self._running()
-        for content in training.courier.collect(replies, training.state.step).values():
-            if content.metrics:
-                return MetricRecord(dict(content.metrics))
-        return None
-
-    def _requests(
-        self, verb: Verb, gradients: ArrayRecord, config: Mapping[str, Any]
-    ) -> list[Message]:
-        training = self._running()
-        settings: dict[str, Value] = dict(config)
-        return training.courier.messages(
-            verb,
-            {
-                name: Content(
-                    dict(settings),
-                    gradient_arrays(gradients.get(name)),
-                    labels=training.labels,
-                )
-                for name in training.meeting.passive
-            },
-        )
+        plan, threads, terms = self.alignment, self.threads, make_terms(self)
+        return hold_meeting(courier, terms, self.rates, threads, plan, reuse)
