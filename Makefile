@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 .PHONY: help demo test test-all lint typecheck bench clean
 
 help:
-	@echo "make demo    train over three parties on built-in data, then predict"
+	@echo "make demo    compare defenses on built-in data: a table and a report"
 	@echo "make test    lint, type check and run the tests"
 	@echo "make test-all  and the long tests of what is tested more briefly already"
 	@echo "make lint    ruff and mypy only"
@@ -23,10 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/flower-vfl run --dataset breast-cancer --parties 2 --out runs/demo
-	$(BIN)/flower-vfl predict runs/demo --out runs/demo/predictions.csv
-	@echo "predictions for the test rows:"
-	@head -n 4 runs/demo/predictions.csv
+	@$(BIN)/flower-vfl compare --dataset breast-cancer --out runs/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not extra'

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from flower_vfl.client_app import vertical_client_app
-from flower_vfl.errors import unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.metrics import METRICS
 from flower_vfl.resident import Limits, ResidentGrid, resident
 from flower_vfl.resident.settings import WIRE_DTYPES
+from flower_vfl.schedule import TRAIN
 from flower_vfl.strategies import (
     EarlyStopping,
     Placement,
+    TensorBoard,
+    Tracker,
     VerticalResult,
     VerticalStrategy,
+    build_tracker,
 )
+from flower_vfl.strategies.aligning import NONE
 
-from .attacking import completions_of, leakage_of
+from .attacking import completions_of, leakage_of, split_attacks
+from .capture import check_capture
 from .config import RunConfig, parse_rates
-from .nodes import label_at, passive_at
+from .nodes import aligning_at, label_at, passive_at
+from .parties import load_rows
+from .plugins import load_plugins
 from .results import result_document, save_result
 
-client_app = resident(vertical_client_app(passive=passive_at, label=label_at))
+client_app = resident(vertical_client_app(passive_at, label_at, aligning=aligning_at))
 server_app = ServerApp()
 _WireType = Literal["float16", "bfloat16"]
 _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
@@ -43,11 +54,15 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
     """
+    if config.alignment != NONE:
+        _check_aligned(config)
     stopping = EarlyStopping(patience=config.patience) if config.patience else None
     return VerticalStrategy(
         batch_size=config.batch_size,
         seed=config.seed,
         aggregation=config.aggregation,
+        test_fraction=config.test_fraction,
+        valid_fraction=config.valid_fraction,
         learning_rate=parse_rates(config.learning_rate),
         evaluate_every=config.evaluate_every,
         early_stopping=stopping,
@@ -61,7 +76,37 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         parties=config.parties + 1,
         threads=config.threads,
         progress=progress,
+        alignment=config.alignment,
+        group=config.group,
+        padding=config.padding,
+        trackers=trackers_of(config),
+        notes=config.to_run_config(),
     )
+
+
+def trackers_of(config: RunConfig) -> list[Tracker]:
+    """Return who is told what a run measures.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    """
+    board = TensorBoard.__name__.lower()
+    folder = f"{board}:folder={Path(config.out) / board}" if config.out else board
+    specs = split_attacks(config.track)
+    return [build_tracker(folder if spec == board else spec) for spec in specs]
+
+
+def _check_aligned(config: RunConfig) -> None:
+    """Refuse what looks up labels by row number, which only the parties know."""
+    for name, given in (
+        ("train-metrics", config.train_metrics),
+        ("capture", config.capture),
+        ("model completion", completions_of(config)),
+    ):
+        if given:
+            raise ConfigError(f"{name} is for runs whose ids are not aligned")
 
 
 def _noise_seed(config: RunConfig) -> int | None:
@@ -73,7 +118,11 @@ def _noise_seed(config: RunConfig) -> int | None:
 
 
 def train(
-    grid: Grid, config: RunConfig, engine: str, progress: bool | None = None
+    grid: Grid,
+    config: RunConfig,
+    engine: str,
+    progress: bool | None = None,
+    then: Callable[[VerticalStrategy, RunConfig], None] | None = None,
 ) -> dict[str, Any]:
     """Train on a grid and return the result as a document; save it if asked to.
 
@@ -87,6 +136,8 @@ def train(
         Name of the engine, for the record.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
+    then : Callable[[VerticalStrategy, RunConfig], None] | None (default: None)
+        Called with the trained strategy before the result is saved.
     """
     started = time.time()
     strategy = make_strategy(config, progress)
@@ -94,9 +145,31 @@ def train(
         grid, num_rounds=config.epochs, timeout=config.timeout, resume=config.resume
     )
     document = result_document(config, engine, result, time.time() - started)
+    if config.train_metrics:
+        document["final"] |= train_metrics(strategy, config)
+    if then is not None:
+        then(strategy, config)
     if config.out:
         save_result(document, Path(config.out))
     return document
+
+
+def train_metrics(strategy: VerticalStrategy, config: RunConfig) -> dict[str, float]:
+    """Return what the model gives on its training rows; needs the labels here.
+
+    Parameters
+    ----------
+    strategy : VerticalStrategy
+        The strategy, after the training.
+    config : RunConfig
+        The settings.
+    """
+    label = load_rows(config, 0)
+    assert label.labels is not None and label.task is not None  # the label party's
+    truth = label.labels[label.codes == TRAIN].astype(np.float64)
+    scores = strategy.predict("train").astype(np.float64)
+    found = METRICS[label.task](scores, truth)
+    return {f"train_{name}": value for name, value in found.items()}
 
 
 @server_app.main()
@@ -110,7 +183,9 @@ def main(grid: Grid, context: Context) -> None:
     context : Context
         Its run config holds the settings.
     """
+    load_plugins()
     config = RunConfig.from_run_config(context.run_config)
+    check_capture(config, "flwr run")
     if completions_of(config):
         log(INFO, "model completion follows only if 'flower-vfl run' started this run")
     if config.transport == "plain":

@@ -21,7 +21,7 @@ from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.schedule import TEST, TRAIN
 from flower_vfl.spec import build_from_spec, parse_spec
-from flower_vfl.watch import Leakage
+from flower_vfl.watch import Leakage, Membership
 
 from .config import RunConfig
 from .models import build_bottom
@@ -98,6 +98,21 @@ class Active(Passive):
 COMPLETIONS: dict[str, Callable[..., Passive]] = {"passive": Passive, "active": Active}
 
 
+def membership(joint: bool = False) -> Membership:
+    """Return how the spectral attack looks for who holds which rows of a union.
+
+    Parameters
+    ----------
+    joint : bool (default: False)
+        Whether embeddings are joined with labels, as the label party can; this shows
+        labels to the passive parties.
+    """
+    return "joint" if joint else "own"
+
+
+MEMBERSHIP: dict[str, Callable[..., Membership]] = {"membership": membership}
+
+
 def split_attacks(text: str) -> list[str]:
     """Return the config strings of several attacks that are separated by commas.
 
@@ -117,10 +132,13 @@ def leakage_of(config: RunConfig) -> Leakage | None:
     config : RunConfig
         The settings.
     """
-    known = [*SCORE_ATTACKS, *COMPLETIONS]
-    scores = []
+    known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
+    scores: list[str] = []
+    told: Membership = ""
     for text in split_attacks(config.attack):
         name, _ = parse_spec(text)
+        if name in MEMBERSHIP:
+            told = build_from_spec("attack", text, MEMBERSHIP)
         if name not in known:
             raise unknown_name("attack", name, known)
         if name in SCORE_ATTACKS:
@@ -134,6 +152,7 @@ def leakage_of(config: RunConfig) -> Leakage | None:
         coalitions=tuple(c.strip() for c in config.coalitions.split(",") if c.strip()),
         baseline=config.leak_baseline,
         layers=config.leak_layers,
+        membership=told,
     )
     idle = Leakage(window=leakage.window, every=leakage.every)
     return None if leakage == idle else leakage

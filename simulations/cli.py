@@ -10,10 +10,17 @@ import typer
 
 from flower_vfl.errors import ConfigError, VerticalError
 
+from .align_command import align, key
+from .compare_command import compare
 from .engines import set_log
+from .plugins import use_plugins
 from .predict import predict_saved, write_predictions
+from .report_command import report
+from .reproduce_command import reproduce
 from .run_command import run
+from .scale_command import scale
 from .select_command import select
+from .sweep_command import sweep
 
 app = typer.Typer(
     name="flower-vfl",
@@ -26,11 +33,27 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(select)
+app.command()(reproduce)
+app.command()(scale)
+app.command()(compare)
+app.command()(sweep)
+app.command()(align)
+app.command()(key)
+app.command()(report)
 
 
 @app.callback()
-def root() -> None:
+def root(
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin",
+            help="A module or .py file with methods of one's own; once for each.",
+        ),
+    ] = None,
+) -> None:
     """Vertical federated learning on Flower."""
+    use_plugins(plugins or [])
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
+from flower_vfl.strategies.aligning import ALIGNMENTS
 
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
@@ -62,17 +63,48 @@ class RunConfig:
     task: str = setting(
         "", "binary, multiclass or regression; found out if not given.", FILES
     )
+    alignment: str = setting(
+        "none",
+        "How files with different ids are aligned: psu (train on all ids, nobody "
+        "learns which are shared), psi (train on those that all have) or none.",
+        FILES,
+    )
+    group: str = setting("ristretto255", "What alignment computes in: {groups}.", FILES)
+    padding: int = setting(0, "Dummy ids of each party in the alignment.", FILES)
+    normalise: str = setting(
+        "", "How ids are spelled before they are aligned: {normalisers}.", FILES
+    )
     parties: int = setting(2, "Number of passive parties.", DATA)
     split: str = setting(
         "even",
-        "How columns are divided: even, fractions=0.3,0.7, widths=10,20 or "
-        "columns=age+income|height.",
+        "How columns are divided: even, fractions=0.3,0.7, widths=10,20, "
+        "dirichlet=0.5 or columns=age+income|height.",
         DATA,
     )
     label_share: str = setting(
         "0",
         "Columns that the label party keeps: a fraction, or names joined by +.",
         DATA,
+    )
+    absent_labels: float = setting(
+        0.0,
+        "Share of training rows that the label party lacks; simulations only.",
+        DATA,
+    )
+    absent_features: float = setting(
+        0.0, "Share that each passive party lacks; simulations only.", DATA
+    )
+    synthetic_labels: str = setting(
+        "majority", "What stands in for missing labels: {label_stand_ins}.", TRAIN
+    )
+    synthetic_features: str = setting(
+        "sampling", "What stands in for missing features: {feature_stand_ins}.", TRAIN
+    )
+    calibration: str = setting(
+        "",
+        "Undo what synthetic rows do to predictions: te when they are made, tr in the "
+        "loss.",
+        TRAIN,
     )
     bottom: str = setting(
         "auto",
@@ -116,13 +148,14 @@ class RunConfig:
     )
     reproducible_noise: bool = setting(
         False,
-        "Whether a defense draws its noise from the seed. For simulations: whoever "
-        "knows the seed can subtract the noise, and every party knows it.",
+        "Whether defenses and synthetic rows are drawn from the seed. For simulations: "
+        "whoever knows the seed can undo both, and every party knows it.",
     )
     attack: str = setting(
         "",
         "Attacks, also several with commas. On every gradient: {scores}. On the "
-        "trained bottom model: {completions}, as in passive:labels=40,party=1,seeds=3.",
+        "trained bottom model: {completions}, as in passive:labels=40,party=1,seeds=3. "
+        "Who holds which rows: membership, or membership:joint=true with labels.",
         ATTACK,
     )
     leak_limit: float = setting(
@@ -155,14 +188,29 @@ class RunConfig:
     )
     valid_fraction: float = setting(0.0, "Share of rows for early stopping.", DATA)
     evaluate_every: int = setting(1, "Epochs between evaluations.", TRAIN)
+    train_metrics: bool = setting(
+        False, "Evaluate the training rows too, once at the end; simulations only."
+    )
     patience: int = setting(
         0,
         "Stop after so many evaluations without improvement on the validation rows; "
         "0: never.",
         TRAIN,
     )
+    track: str = setting(
+        "",
+        "Where metrics go while it runs, several with commas: {trackers}, as in "
+        "tensorboard:folder=board; TensorBoard's folder is in --out if not given.",
+        RUN,
+    )
     device: str = setting("auto", "Where parties compute: auto, cpu, cuda, ...", RUN)
     threads: int = setting(1, "Threads of each party. Sums depend on it.", RUN)
+    capture: int = setting(
+        0, "Rows that are kept in --out for the pictures of 'flower-vfl report'.", RUN
+    )
+    watch_memory: bool = setting(
+        False, "Measure the memory of all processes of the run, with psutil.", RUN
+    )
     checkpoint_every: int = setting(0, "Steps between checkpoints; 0: none.", TRAIN)
     resume: bool = setting(
         False, "Continue from the newest checkpoint that every party has."
@@ -192,12 +240,18 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no part of a run could work with."""
-        for name, least in (("parties", 1), ("width", 1), ("epochs", 1), ("limit", 0)):
+        least_values = {"parties": 1, "width": 1, "epochs": 1, "limit": 0, "capture": 0}
+        for name, least in least_values.items():
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        for name in ("absent_labels", "absent_features"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} must be from 0 to below 1")
         if self.transport not in TRANSPORTS:
             raise unknown_name("transport", self.transport, TRANSPORTS)
+        if self.alignment not in ALIGNMENTS:
+            raise unknown_name("alignment", self.alignment, ALIGNMENTS)
         if self.defense_at not in PLACEMENTS:
             raise unknown_name("defense-at", self.defense_at, PLACEMENTS)
         if self.passive and self.parties != len(self.passive_files()):

@@ -16,7 +16,9 @@ from flower_vfl.grid import InProcessGrid
 
 from .app import client_app, train
 from .attacking import check_attacks, complete_models, completions_of
+from .capture import CapturingGrid, check_capture
 from .config import RunConfig
+from .memory import MemoryWatch
 from .results import PARTIES_FOLDER, load_result, save_result
 
 
@@ -34,8 +36,12 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
     """
     set_log(verbose)
     nodes = config.parties + 1
+    progress = None if bar else False
     with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
-        return train(grid, config, "in-process", progress=None if bar else False)
+        if not config.capture:
+            return train(grid, config, "in-process", progress)
+        capturing = CapturingGrid(grid)
+        return train(capturing, config, "in-process", progress, capturing.save)
 
 
 def set_log(verbose: bool) -> None:
@@ -108,6 +114,7 @@ def run_and_attack(
     bar : bool (default: False)
         Whether a progress bar may be shown.
     """
+    check_capture(config, engine)
     check_attacks(config)  # what is wrong with an attack is said before the training
     completing = bool(completions_of(config))
     temporary = completing and not config.out
@@ -116,11 +123,14 @@ def run_and_attack(
         if temporary:
             state_dir = str(Path(folder) / PARTIES_FOLDER)
             placed = replace(config, out=folder, state_dir=state_dir)
-        document = ENGINES[engine](placed, verbose, bar)
+        with MemoryWatch() if config.watch_memory else nullcontext() as memory:
+            document = ENGINES[engine](placed, verbose, bar)
+        if memory is not None:
+            document["memory"] = {"peak": memory.peak}
         if completing:
             found = complete_models(placed, Path(placed.state_dir))
             document["completion"] = found
-            if config.out:
-                save_result(document, Path(config.out))
+        if config.out and (completing or memory is not None):
+            save_result(document, Path(config.out))
     document["config"] |= {"out": config.out, "state_dir": config.state_dir}
     return document

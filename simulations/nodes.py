@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from flwr.app import Context
 
+from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.checkpoints import DirectoryStore, open_store
 from flower_vfl.errors import ConfigError
 from flower_vfl.label import LabelParty
@@ -16,6 +18,7 @@ from .attacking import optimizer_of
 from .config import RunConfig
 from .datasets import TableFit
 from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
+from .plugins import load_plugins
 
 
 def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
@@ -26,6 +29,7 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     context : Context
         The node's context. Its node config may name a ``data`` file of its own.
     """
+    load_plugins()  # this may be the first thing that happens in a process
     config = RunConfig.from_run_config(context.run_config)
     file = context.node_config.get("data")
     number = context.node_config.get("partition-id")
@@ -67,7 +71,7 @@ def passive_at(context: Context) -> PassiveParty:
     if number is None or not _simulated(context):
         return make_passive(config, rows)
     # An attack that is ordered by the run config is for simulated parties only.
-    return make_passive(config, rows, optimizer_of(config, int(number)))
+    return make_passive(config, rows, optimizer_of(config, int(number)), True)
 
 
 def label_at(context: Context) -> LabelParty:
@@ -82,6 +86,23 @@ def label_at(context: Context) -> LabelParty:
         The node's context.
     """
     return make_label(*rows_at(context), trust_server=_simulated(context))
+
+
+def aligning_at(context: Context) -> AlignmentSettings:
+    """Return what a node brings to an alignment of ids.
+
+    A simulated node trusts the server; any other only as its node config says.
+
+    Parameters
+    ----------
+    context : Context
+        The node's context.
+    """
+    own = AlignmentSettings.from_node(context.node_config)
+    config = RunConfig.from_run_config(context.run_config)
+    normalise = own.normalise or config.normalise or None
+    trust = own.trust_server or _simulated(context)
+    return replace(own, normalise=normalise, trust_server=trust)
 
 
 def _simulated(context: Context) -> bool:

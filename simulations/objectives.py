@@ -21,7 +21,6 @@ from flower_vfl.objectives import (
 )
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.schedule import TRAIN
 from flower_vfl.spec import build_from_spec, parse_spec
 
 from .config import RunConfig
@@ -196,7 +195,7 @@ def distilled(
     return kind(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
 
 
-_BUILDERS: dict[str, Callable[..., Objective]] = {
+BUILDERS: dict[str, Callable[..., Objective]] = {
     "cross-entropy": cross_entropy,
     "mean-squared-error": mean_squared_error,
     "gafm": gafm,
@@ -231,7 +230,7 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
         raise ConfigError(
             f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
         )
-    return build_from_spec("objective", text, _BUILDERS, setup_for(config, rows, task))
+    return build_from_spec("objective", text, BUILDERS, setup_for(config, rows, task))
 
 
 def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
@@ -250,7 +249,7 @@ def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
     joined = config.width * (embeddings if config.aggregation == "concat" else 1)
     center, scale = 0.0, 1.0
     if task == "regression" and rows.labels is not None:
-        training = rows.labels[rows.codes == TRAIN]
+        training = rows.labels[rows.trained]
         center, scale = float(training.mean()), float(training.std()) or 1.0
     spec = rows.data.spec
     return Setup(config, task, len(rows.classes), joined, spec, center, scale)

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from flower_vfl.alignment import GROUPS, NORMALISERS
 from flower_vfl.attacks import SCORE_ATTACKS
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies import DEFENSES
+from flower_vfl.strategies import DEFENSES, TRACKERS
+from flower_vfl.union import FEATURE_STAND_INS, LABEL_STAND_INS
 
 from .attacking import COMPLETIONS
 from .config import DEFENSE, RUN, RunConfig
@@ -103,6 +105,11 @@ def _registered() -> dict[str, str]:
         "defenses": DEFENSES,
         "scores": SCORE_ATTACKS,
         "completions": COMPLETIONS,
+        "trackers": TRACKERS,
+        "label_stand_ins": LABEL_STAND_INS,
+        "feature_stand_ins": FEATURE_STAND_INS,
+        "groups": GROUPS,
+        "normalisers": NORMALISERS,
     }
     return {key: ", ".join(known) for key, known in names.items()}
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.label import LabelParty
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.passive import PassiveParty
-from flower_vfl.schedule import TEST, split_rows
+from flower_vfl.schedule import TEST, TRAIN, split_rows
 from flower_vfl.strategies import build_defense
+from flower_vfl.strategies.aligning import NONE
 
+from .absence import absent_rows, place
 from .config import RunConfig
 from .datasets import (
     PartyData,
@@ -55,6 +58,11 @@ class PartyRows:
         Task, at the label party.
     classes : tuple[str, ...] (default: ())
         Names of the classes, at the label party.
+    absent : NDArray[np.bool_] | None (default: None)
+        Rows that the party lacks, in a simulation.
+    aligned : bool (default: False)
+        Whether ids are still to be aligned. The split is then over rows that no party
+        knows yet, and all rows here count as training rows.
     """
 
     data: PartyData
@@ -63,6 +71,19 @@ class PartyRows:
     labels: NDArray[Any] | None = None
     task: Task | None = None
     classes: tuple[str, ...] = ()
+    absent: NDArray[np.bool_] | None = None
+    aligned: bool = False
+
+    @property
+    def split(self) -> NDArray[np.int8] | None:
+        """The split of the rows, None if it is left to the strategy."""
+        return None if self.aligned else self.codes
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """Rows that the party holds and trains on."""
+        training: NDArray[np.bool_] = self.codes == TRAIN
+        return training if self.absent is None else training & ~self.absent
 
 
 def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
@@ -90,28 +111,64 @@ def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRo
     columns = party_columns(
         dataset, codes, config.parties, config.split, config.label_share
     )
-    data = prepare_party(dataset, codes, columns[index])
-    if index:
-        return PartyRows(data, dataset.ids, codes)
-    labels, task, classes = dataset.labels, dataset.task, dataset.classes
-    return PartyRows(data, dataset.ids, codes, labels, task, classes)
+    absent = absent_rows(config, codes, index)
+    data = prepare_party(dataset, _fitted(codes, absent), columns[index])
+    rows = PartyRows(data, dataset.ids, codes, absent=absent)
+    if not index:
+        labels, task, classes = dataset.labels, dataset.task, dataset.classes
+        rows = replace(rows, labels=labels, task=task, classes=classes)
+    return rows if config.alignment == NONE else _held(rows)
+
+
+def _held(rows: PartyRows) -> PartyRows:
+    """Return only what the party holds: it goes into an alignment of ids."""
+    if rows.absent is None:
+        return rows
+    kept = np.flatnonzero(~rows.absent)
+    inputs = tuple(part[torch.from_numpy(kept)] for part in rows.data.inputs)
+    return replace(
+        rows,
+        data=replace(rows.data, inputs=inputs),
+        ids=rows.ids[kept],
+        codes=rows.codes[kept],
+        labels=None if rows.labels is None else rows.labels[kept],
+        absent=None,
+    )
+
+
+def _fitted(
+    codes: NDArray[np.int8], absent: NDArray[np.bool_] | None
+) -> NDArray[np.int8]:
+    """Return a split in which nothing is learned from rows that are not held."""
+    return codes if absent is None else np.where(absent, TEST, codes).astype(np.int8)
 
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
+    if config.absent_labels or config.absent_features:
+        raise ConfigError(
+            "absent-labels and absent-features are for datasets; a file says itself "
+            "which rows a party holds"
+        )
     column = config.label_column if is_label else None
     if column == "":
         raise ConfigError(f"which column of '{file}' is the label? Set label-column")
     rows = order_by_ids(read_party_file(file, config.id_column, column))
-    codes = split_rows(
-        len(rows.ids), config.seed, config.test_fraction, config.valid_fraction
-    )
+    aligned, ids = config.alignment != NONE, rows.ids
+    if aligned:
+        ids = ids.astype(str)  # numbers in one file may be text in another
+        codes = np.full(len(ids), TRAIN, dtype=np.int8)
+    else:
+        codes = split_rows(
+            len(ids), config.seed, config.test_fraction, config.valid_fraction
+        )
     data = PartyData((), None, ())
     if rows.features.shape[1]:
         data = prepare_table(rows.features, codes)
     if rows.labels is None:
-        return PartyRows(data, rows.ids, codes)
+        return PartyRows(data, ids, codes, aligned=aligned)
     found = infer_task(rows.labels, config.task or None)  # type: ignore[arg-type]
-    return PartyRows(data, rows.ids, codes, found.labels, found.task, found.classes)
+    known = found.labels, found.task, found.classes
+    return PartyRows(data, ids, codes, *known, aligned=aligned)
 
 
 def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
@@ -155,7 +212,10 @@ def read_known(fit: Path) -> dict[str, Any]:
 
 
 def make_passive(
-    config: RunConfig, rows: PartyRows, optimizer: OptimizerFactory | None = None
+    config: RunConfig,
+    rows: PartyRows,
+    optimizer: OptimizerFactory | None = None,
+    trust_server: bool = False,
 ) -> PassiveParty:
     """Return a passive party.
 
@@ -167,17 +227,28 @@ def make_passive(
         Its rows.
     optimizer : OptimizerFactory | None (default: None)
         Its optimizer; None for that of the settings.
+    trust_server : bool (default: False)
+        Whether the settings may say what synthetic rows are drawn from.
     """
     if rows.data.spec is None:
         raise ConfigError("a passive party needs at least one feature column")
-    return PassiveParty(
+    party = PassiveParty(
         rows.data.inputs,
         build_bottom(config.bottom, rows.data.spec, config.width),
         optimizer=optimizer or build_optimizer(config.optimizer),
         ids=rows.ids,
-        split=rows.codes,
+        split=rows.split,
         device=config.device,
+        synthetic_features=config.synthetic_features,
+        secret=_secret(config, trust_server),
     )
+    place(config, party, rows.absent)
+    return party
+
+
+def _secret(config: RunConfig, trust_server: bool) -> int | None:
+    """Return what synthetic rows are drawn from; None for a secret of the party's."""
+    return config.seed if config.reproducible_noise and trust_server else None
 
 
 def make_label(
@@ -196,16 +267,22 @@ def make_label(
     """
     spec = rows.data.spec
     own = None if spec is None else build_bottom(config.bottom, spec, config.width)
-    return LabelParty(
+    party = LabelParty(
         rows.labels,
         objective_for(config, rows),
         features=rows.data.inputs or None,
         model=own,
         optimizer=build_optimizer(config.optimizer),
         ids=rows.ids,
-        split=rows.codes,
+        split=rows.split,
         device=config.device,
         rows=len(rows.ids),
         trust_server=trust_server,
         defenses=build_defense,
+        synthetic_labels=config.synthetic_labels,
+        synthetic_features=config.synthetic_features,
+        calibration=config.calibration,
+        secret=_secret(config, trust_server),
     )
+    place(config, party, rows.absent)
+    return party

@@ -18,6 +18,7 @@ from flower_vfl.label import LabelParty
 from flower_vfl.passive import PassiveParty
 from flower_vfl.schedule import SPLITS
 from flower_vfl.sessions import node_name
+from flower_vfl.strategies.aligning import NONE
 
 from .app import make_strategy
 from .config import RunConfig
@@ -51,6 +52,11 @@ def predict_saved(
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     config = RunConfig(**load_result(folder)["config"])
+    if config.alignment != NONE:
+        raise ConfigError(
+            "the rows of a run that aligned ids are known to its parties only; predict "
+            "is for runs without alignment"
+        )
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
     config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
     if files and (not config.label_party or len(files) != config.parties + 1):

@@ -44,6 +44,8 @@ def result_document(
     ]
     training: float = sum(metrics["seconds"] for metrics in epochs)
     steps: int = sum(metrics["steps"] for metrics in epochs)
+    # checkpoints of an older version have no bytes
+    traffic: int = sum(metrics.get("bytes", 0) for metrics in epochs)
     last = max(evaluated, default=None)
     return {
         "format": FORMAT,
@@ -56,6 +58,7 @@ def result_document(
         "epochs": epochs,
         "series": result.series,
         "leakage": result.leakage(),
+        "membership": result.membership(),
         "stopped": result.stopped,
         "final": {} if last is None else dict(evaluated[last]),
         "seconds": {
@@ -63,6 +66,7 @@ def result_document(
             "training": training,
             "step": training / steps if steps else 0.0,
         },
+        "bytes": {"training": traffic, "step": traffic / steps if steps else 0.0},
     }
 
 

@@ -12,6 +12,8 @@ from rich.table import Table
 from flower_vfl.transform import AUC_BOUND
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
+# Settings with which probabilities may be off, so that their error is shown.
+_LACKING = ("absent_labels", "absent_features", "calibration")
 
 
 def show_result(document: dict[str, Any]) -> None:
@@ -36,6 +38,11 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
         key = "flipped_mean" if values else "mean"
         console.print(_leakage(document["leakage"], key))
+    if document.get("membership"):
+        console.print(
+            "AUC of telling synthetic rows, mean over all batches (0.5: none)"
+        )
+        console.print(_leakage(document["membership"], "mean"))
     _show_bounds(console, document)
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
@@ -54,7 +61,9 @@ def show_result(document: dict[str, Any]) -> None:
 def _epochs(document: dict[str, Any]) -> Table:
     table = Table()
     epochs = document["epochs"]
-    names = [key for key in document["final"] if not key.endswith("_loss")]
+    lacking = any(document["config"].get(name) for name in _LACKING)
+    hidden = ("_loss",) if lacking else ("_loss", "_ace")
+    names = [key for key in document["final"] if not key.endswith(hidden)]
     for name in ("epoch", "loss", *names):
         table.add_column(name.replace("_", " "), justify="right")
     shown = sorted({0, len(epochs) // 2, len(epochs) - 1})

@@ -1,0 +1,255 @@
+"""Rows of a run that are kept for pictures: gradients, embeddings, predictions.
+
+They lie beside their labels, so this is for simulations: all parties of the run live in
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.grid import InProcessGrid
+from flower_vfl.label import LabelParty
+from flower_vfl.protocol import Verb, read
+from flower_vfl.randomness import derive_seed
+from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.wrapped_grid import WrappedGrid
+
+from .config import RunConfig
+from .parties import load_rows
+
+CAPTURE_FILE = "capture.npz"
+# Names of the arrays in the file; those of one party are called ``name/party``.
+GRADIENT, GRADIENT_STEP = "gradient", "gradient_step"
+GRADIENT_LABEL, GRADIENT_PREDICTION = "gradient_label", "gradient_prediction"
+EMBEDDING, LABEL, PREDICTION = "embedding", "label", "prediction"
+TASK, CLASSES = "task", "classes"
+_BRINGS_GRADIENT = (Verb.FORWARD, Verb.EMBED, Verb.CHECKPOINT, Verb.BACKWARD)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def check_capture(config: RunConfig, engine: str) -> None:
+    """Refuse to keep rows where that cannot work, before the training.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    engine : str
+        Name of the engine.
+    """
+    if not config.capture:
+        return
+    if engine != "in-process":
+        raise ConfigError(
+            "capture keeps labels beside gradients, which only a simulation in one "
+            f"process can do; the engine is '{engine}', use in-process"
+        )
+    if not config.out:
+        raise ConfigError("capture needs a folder for what it keeps: give --out")
+
+
+class CapturingGrid(WrappedGrid):
+    """A grid that remembers the newest gradient of each party, and embeddings.
+
+    Nothing that travels is changed, and no request is added while the run trains. The
+    last batch of an epoch may be a small remainder, whose gradients are larger where
+    the loss is an average; so the newest of the largest batches is kept.
+
+    Parameters
+    ----------
+    grid : InProcessGrid
+        Where the parties live.
+    """
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        super().__init__(grid)
+        self._parties = grid.parties
+        self._names: dict[int, str] = {}  # of the nodes
+        self._newest: dict[int, tuple[int, Tensor]] = {}  # step and gradient
+        self._embedded: dict[str, list[Tensor]] | None = None
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and return the replies.
+
+        Parameters
+        ----------
+        messages : Iterable[Message]
+            Requests.
+        timeout : float | None (default: None)
+            Seconds to wait.
+        """
+        requests = list(messages)
+        for message in requests:
+            if message.metadata.message_type in _BRINGS_GRADIENT:
+                self._note_gradient(message)
+        replies = list(self._grid.send_and_receive(requests, timeout=timeout))
+        for reply in replies:
+            if not reply.has_error():
+                self._note_reply(reply)
+        return replies
+
+    def _note_gradient(self, message: Message) -> None:
+        content, node = read(message), message.metadata.dst_node_id
+        gradient = content.gradient()
+        if gradient is None:
+            return
+        if node not in self._newest or len(gradient) >= len(self._newest[node][1]):
+            self._newest[node] = content.number("gradient-step"), gradient
+
+    def _note_reply(self, reply: Message) -> None:
+        kind, node = reply.metadata.message_type, reply.metadata.src_node_id
+        if kind == Verb.HELLO:
+            self._names[node] = str(read(reply).config.get("name", ""))
+        elif kind == Verb.EMBED and self._embedded is not None:
+            for name, embedding in read(reply).tensors().items():
+                self._embedded.setdefault(name, []).append(embedding.detach().cpu())
+
+    def save(self, strategy: VerticalStrategy, config: RunConfig) -> None:
+        """Write what a trained run is to be remembered by, whole or not at all.
+
+        Parameters
+        ----------
+        strategy : VerticalStrategy
+            The strategy, after the training.
+        config : RunConfig
+            The settings.
+        """
+        label = next(p for p in self._parties().values() if isinstance(p, LabelParty))
+        chosen = _Rows(label, config)
+        arrays: Arrays = {
+            TASK: np.asarray(label.objective.task),
+            CLASSES: np.asarray(load_rows(config, 0).classes, dtype=np.str_),
+        }
+        arrays |= self._held_out(strategy, chosen)
+        arrays |= self._gradients(strategy, chosen)
+        folder = Path(config.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{CAPTURE_FILE}.{os.getpid()}"
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        part.replace(folder / CAPTURE_FILE)
+
+    def _held_out(self, strategy: VerticalStrategy, chosen: _Rows) -> Arrays:
+        """Return embeddings and predictions of test rows, with their labels."""
+        self._embedded = {}
+        predictions = strategy.predict("test")  # asks for the embeddings first
+        embedded, self._embedded = self._embedded, None
+        if not len(predictions):
+            return {}
+        rows = chosen.schedule.rows("test").cpu()
+        places, labels = chosen.pick(rows)
+        arrays: Arrays = {LABEL: labels, PREDICTION: predictions[places]}
+        for name, parts in embedded.items():
+            arrays[f"{EMBEDDING}/{name}"] = _matrix(torch.cat(parts)[places])
+        return arrays
+
+    def _gradients(self, strategy: VerticalStrategy, chosen: _Rows) -> Arrays:
+        """Return the newest gradient of each party, with labels and predictions."""
+        arrays: Arrays = {}
+        predictions = strategy.predict("train")
+        training = chosen.schedule.rows("train").cpu()
+        for node, (step, gradient) in self._newest.items():
+            name = self._names[node]
+            rows = chosen.batch(step)
+            places, labels = chosen.pick(rows)
+            at = torch.searchsorted(training, rows[places]).numpy()
+            arrays |= {
+                f"{GRADIENT}/{name}": _matrix(gradient[places]),
+                f"{GRADIENT_STEP}/{name}": np.asarray(step),
+                f"{GRADIENT_LABEL}/{name}": labels,
+                f"{GRADIENT_PREDICTION}/{name}": predictions[at],
+            }
+        return arrays
+
+
+class _Rows:
+    """Chooses rows whose labels the label party knows.
+
+    Parameters
+    ----------
+    label : LabelParty
+        The label party of the run.
+    config : RunConfig
+        How many, and the seed.
+    """
+
+    def __init__(self, label: LabelParty, config: RunConfig) -> None:
+        self.schedule = label.agreed()
+        self._label = label
+        self._count = config.capture
+        self._seed = derive_seed(config.seed, "capture")
+
+    def batch(self, step: int) -> Tensor:
+        """Return the rows of a training step.
+
+        Parameters
+        ----------
+        step : int
+            The step, from 1.
+        """
+        steps = self.schedule.batches("train", training=True)
+        epoch, index = divmod(step - 1, steps)
+        return self.schedule.training_rows(epoch + 1, index).cpu()
+
+    def pick(self, rows: Tensor) -> tuple[Tensor, NDArray[Any]]:
+        """Return the places of some of the rows, in order, and their labels.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Row numbers of the run.
+        """
+        holding, labels = self._label.holding, self._label.raw_labels
+        assert labels is not None  # the run was trained
+        own = rows if holding is None else holding.local.cpu()[rows]
+        known = np.flatnonzero((own >= 0).numpy())
+        count = min(self._count, len(known))
+        draw = np.random.default_rng(self._seed)
+        places = torch.from_numpy(np.sort(draw.choice(known, count, replace=False)))
+        return places, labels.cpu()[own[places]].numpy()
+
+
+def whole(arrays: Arrays) -> bool:
+    """Return whether kept rows have all their parts, of equal length and finite.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        As they were read from a file.
+    """
+    together = [[LABEL, PREDICTION, *(n for n in arrays if n.startswith(EMBEDDING))]]
+    for name in arrays:
+        if name.startswith(f"{GRADIENT}/"):
+            party = name.partition("/")[2]
+            parts = (GRADIENT, GRADIENT_LABEL, GRADIENT_PREDICTION)
+            together.append([f"{part}/{party}" for part in parts])
+            if f"{GRADIENT_STEP}/{party}" not in arrays:
+                return False
+    if together[0] == [LABEL, PREDICTION] and LABEL not in arrays:
+        together.pop(0)  # a run without test rows
+    for names in together:
+        if not set(names) <= set(arrays):
+            return False
+        if len({arrays[name].shape[:1] for name in names}) > 1:
+            return False
+        if not all(np.isfinite(arrays[name]).all() for name in names):
+            return False
+    return {TASK, CLASSES} <= set(arrays)
+
+
+def _matrix(rows: Tensor) -> NDArray[np.float32]:
+    return rows.detach().float().cpu().reshape(len(rows), -1).numpy()

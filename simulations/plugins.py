@@ -1,0 +1,142 @@
+"""Methods of one's own: modules whose defenses, attacks and objectives get names here.
+
+A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
+
+- ``DEFENSES``: a gradient transform's class by name;
+- ``SCORE_ATTACKS``: a :class:`flower_vfl.attacks.registry.ScoreAttack` by name;
+- ``OBJECTIVES``: by name, a function ``build(setup, ...)`` (see
+  :class:`flower_vfl.simulations.objectives.Setup`) and the tasks that it is for;
+- ``PRESETS``: a function that returns ``objective`` and ``defense`` by name.
+
+The environment variable ``FLOWER_VFL_PLUGINS`` names plugins, separated by commas. It
+reaches every process of a run on this machine. In a deployment each node has its own:
+what code a party loads is not for the server to say. An installed package can name its
+module in the entry-point group ``flower_vfl.plugins`` instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flower_vfl.attacks import SCORE_ATTACKS
+from flower_vfl.errors import ConfigError
+from flower_vfl.spec import typed_arguments
+from flower_vfl.strategies import DEFENSES
+
+from .objectives import BUILDERS, OBJECTIVES
+from .presets import PRESETS
+
+VARIABLE = "FLOWER_VFL_PLUGINS"
+GROUP = "flower_vfl.plugins"
+# What plugins have added, by the name of the registry.
+ADDED: dict[str, list[str]] = {}
+_REGISTRIES: dict[str, dict[str, Any]] = {
+    "DEFENSES": DEFENSES,
+    "SCORE_ATTACKS": SCORE_ATTACKS,
+    "OBJECTIVES": BUILDERS,
+    "PRESETS": PRESETS,
+}
+_LOADED: set[str] = set()  # a plugin is loaded once per process
+
+
+def plugin_names() -> list[str]:
+    """Return the plugins that the environment names."""
+    listed = os.environ.get(VARIABLE, "").split(",")
+    return [name.strip() for name in listed if name.strip()]
+
+
+def use_plugins(names: Iterable[str]) -> None:
+    """Load plugins, here and in every process that this one starts.
+
+    Parameters
+    ----------
+    names : Iterable[str]
+        Modules, or paths that end in ``.py``.
+    """
+    known = [*plugin_names(), *names]
+    if known:  # another process may have another working folder
+        paths = [str(Path(n).resolve()) if n.endswith(".py") else n for n in known]
+        os.environ[VARIABLE] = ",".join(dict.fromkeys(paths))
+    load_plugins()
+
+
+def load_plugins(names: Iterable[str] | None = None) -> None:
+    """Give names to what plugins hold; what is loaded already is left alone.
+
+    Parameters
+    ----------
+    names : Iterable[str] | None (default: None)
+        Modules, or paths that end in ``.py``; None for those that the environment and
+        installed packages name.
+    """
+    if names is None:
+        installed = [entry.module for entry in entry_points(group=GROUP)]
+        names = [*installed, *plugin_names()]
+    for name in names:
+        if name not in _LOADED:
+            _register(name, _import(name))
+            _LOADED.add(name)
+
+
+def added(kind: str, given: int = 0) -> list[str]:
+    """Return what plugins have added and what can be built without parameters.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the registry, e.g. ``"DEFENSES"``.
+    given : int (default: 0)
+        Number of leading arguments that do not come from a text.
+    """
+    ready = []
+    for name in ADDED.get(kind, []):
+        with suppress(ConfigError):
+            typed_arguments(kind, name, {}, _REGISTRIES[kind][name], given)
+            ready.append(name)
+    return ready
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        path = Path(name).resolve()
+        # A name that no other module has; type hints are looked up by it.
+        full = f"flower_vfl_plugin_{len(_LOADED)}_{path.stem}"
+        spec = importlib.util.spec_from_file_location(full, path)
+        assert spec is not None and spec.loader is not None  # for a .py it is there
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full] = module
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:  # whatever a module does while it is loaded
+        raise ConfigError(
+            f"cannot load the plugin '{name}': {type(error).__name__}: {error}; give a "
+            "module that Python can import, or the path of a .py file"
+        ) from error
+
+
+def _register(plugin: str, module: ModuleType) -> None:
+    own = {kind: getattr(module, kind) for kind in _REGISTRIES if hasattr(module, kind)}
+    if not own:
+        raise ConfigError(f"the plugin '{plugin}' has none of {', '.join(_REGISTRIES)}")
+    for kind, methods in own.items():
+        for name, method in methods.items():
+            if name in _REGISTRIES[kind]:
+                raise ConfigError(
+                    f"the plugin '{plugin}' adds '{name}' to {kind}, which has one of "
+                    "that name; choose another"
+                )
+            if kind == "OBJECTIVES":
+                method, OBJECTIVES[name] = method
+            _REGISTRIES[kind][name] = method
+            ADDED.setdefault(kind, []).append(name)
