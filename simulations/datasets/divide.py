@@ -11,7 +11,10 @@ import numpy as np
 
 from flower_vfl.errors import ConfigError
 
-_FORMS = "'even', 'fractions=0.3,0.7', 'widths=10,20,27' or 'columns=age+income|height'"
+_FORMS = (
+    "'even', 'fractions=0.3,0.7', 'widths=10,20,27', 'dirichlet=0.5' or "
+    "'columns=age+income|height'"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Split:
         Names of the columns of each passive party.
     label : tuple[str, ...] (default: ())
         Names of the columns of the label party, beside ``columns``.
+    dirichlet : float | None (default: None)
+        Concentration of a Dirichlet distribution that the shares are drawn from; the
+        smaller, the more uneven. Every passive party gets at least one column.
+    seed : int (default: 0)
+        What they are drawn with: all parties must come to the same division.
 
     Nothing filled means an even division.
     """
@@ -36,6 +44,8 @@ class Split:
     widths: tuple[int, ...] = ()
     columns: tuple[tuple[str, ...], ...] = ()
     label: tuple[str, ...] = ()
+    dirichlet: float | None = None
+    seed: int = 0
 
     @property
     def parties(self) -> int | None:
@@ -53,7 +63,8 @@ def parse_split(text: str) -> Split:
     Parameters
     ----------
     text : str
-        ``"even"``; ``"fractions=0.3,0.7"``; ``"widths=10,20,27"``; or
+        ``"even"``; ``"fractions=0.3,0.7"``; ``"widths=10,20,27"``;
+        ``"dirichlet=0.5"`` or, with a seed, ``"dirichlet=0.5,3"``; or
         ``"columns=age+income|height"``, where ``|`` stands between parties and ``+``
         between their columns. Each entry is a passive party.
     """
@@ -66,6 +77,9 @@ def parse_split(text: str) -> Split:
             return as_split([float(entry) for entry in entries])
         if form == "widths":
             return as_split([int(entry) for entry in entries])
+        if form == "dirichlet":
+            seed = int(entries[1]) if entries[1:] else 0
+            return as_split(Split(dirichlet=float(entries[0]), seed=seed))
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
@@ -116,6 +130,12 @@ def _by_names(value: Mapping[int, Sequence[str]]) -> Split:
 
 
 def _check(split: Split) -> None:
+    alpha = split.dirichlet
+    if alpha is not None and (not 0 < alpha < float("inf") or split.seed < 0):
+        raise ConfigError(
+            "a Dirichlet division has a concentration above 0 and a seed from 0, got "
+            f"{alpha:g} and {split.seed}"
+        )
     if any(not 0 < share <= 1 for share in split.fractions):
         raise ConfigError(f"every fraction must be in (0, 1], got {split.fractions}")
     total = sum(split.fractions)
@@ -212,8 +232,36 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
                     f"leaves passive party {number} without a column"
                 )
         return bounds
+    if plan.dirichlet is not None:
+        widths = dirichlet_widths(columns, parties, plan.dirichlet, plan.seed)
+        return [0, *np.cumsum(widths).tolist()]
     size, extra = divmod(columns, parties)
     return [number * size + min(number, extra) for number in range(parties + 1)]
+
+
+def dirichlet_widths(
+    columns: int, parties: int, concentration: float, seed: int = 0
+) -> list[int]:
+    """Return how many columns each party gets if their shares are drawn at random.
+
+    One column each, and of the rest a share that is drawn from a Dirichlet
+    distribution, rounded by the largest remainders.
+
+    Parameters
+    ----------
+    columns, parties : int
+        How many there are; at least one column for each party.
+    concentration : float
+        Of the symmetric Dirichlet distribution.
+    seed : int (default: 0)
+        What is drawn with.
+    """
+    stream = np.random.default_rng(seed)
+    exact = stream.dirichlet([concentration] * parties) * (columns - parties)
+    whole = np.floor(exact).astype(int)
+    left = columns - parties - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    return [int(width) for width in whole + 1]
 
 
 def _label_columns(
