@@ -34,6 +34,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.datasets.registry import SOURCES
 from flower_vfl.simulations.engines import ENGINES, run_in_process
+from flower_vfl.strategies import aligning
 
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -53,8 +54,10 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     for engine in ("ray", "flower"):  # their own tests start Flower
         monkeypatch.setitem(ENGINES, engine, run_in_process)
     # An alignment puts rows into a random order, and what is trained on them follows.
-    keys = SimpleNamespace(randbelow=random.Random(0).randrange)
-    monkeypatch.setattr(ristretto, "secrets", keys)
+    drawn = random.Random(0)
+    known = SimpleNamespace(randbelow=drawn.randrange, token_bytes=drawn.randbytes)
+    for drawing in (ristretto, aligning):
+        monkeypatch.setattr(drawing, "secrets", known)
     module = ModuleType("documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     threads, state = torch.get_num_threads(), torch.get_rng_state()

@@ -11,7 +11,7 @@ from flower_vfl.alignment import AlignmentSettings, Identity
 from flower_vfl.alignment.keys import key_text, read_key, read_pins, write_key
 from flower_vfl.errors import ConfigError
 
-ONE, TWO = Identity().public, Identity().public
+ONE, TWO = Identity(b"1" * 32).public, Identity(b"2" * 32).public
 
 
 def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_every_figure_of_the_paper_has_a_cell(name: str) -> None:
     assert all(experiment.about.values())
 
 
+@pytest.mark.extra  # smoke runs have nearly the same names
 @pytest.mark.data
 @pytest.mark.parametrize("name", NAMES)
 def test_names_in_the_settings_mean_something(name: str, data_folder: Path) -> None:
