@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: help demo test test-all lint typecheck bench clean
+.PHONY: help demo test test-all lint typecheck bench docs clean
 
 help:
 	@echo "make demo    compare defenses on built-in data: a table and a report"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all  and the long tests of what is tested more briefly already"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
+	@echo "make docs    the documentation as a site in build/site"
 	@echo "make clean   remove the virtual environment and what was built"
 
 $(READY): pyproject.toml constraints.txt
@@ -47,6 +48,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/hops.py --deployment
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/utility.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build runs

@@ -42,7 +42,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name in LISTS:
         if isinstance(settings.get(name), list):
             settings[name] = ",".join(map(str, settings[name]))
-    RunConfig.from_run_config(settings)  # unknown keys and wrong types
+    files = [name for name in str(settings.get("passive", "")).split(",") if name]
+    counted = {"parties": len(files)} if files else {}
+    RunConfig.from_run_config({**counted, **settings})  # unknown keys, wrong types
     return settings
 
 

@@ -52,13 +52,20 @@ def predict_saved(
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     config = RunConfig(**load_result(folder)["config"])
-    if config.alignment != NONE:
+    if config.alignment != NONE and not files:
         raise ConfigError(
-            "the rows of a run that aligned ids are known to its parties only; predict "
-            "is for runs without alignment"
+            "the rows of a run that aligned ids are known to its parties only; give "
+            "files with new rows, the same ids in each"
         )
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
-    config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
+    config = replace(
+        config,
+        state_dir=str(state_dir),
+        out=str(folder),
+        resume=False,
+        track="",
+        alignment=NONE,
+    )
     if files and (not config.label_party or len(files) != config.parties + 1):
         raise ConfigError(
             "new rows are for a run on files, with one file for each of its "
@@ -81,7 +88,8 @@ def predict_saved(
         return make_passive(config, rows_of(context))
 
     def label(context: Context) -> LabelParty:
-        return make_label(config, rows_of(context))
+        # The server is this process, which reads all files anyway.
+        return make_label(config, rows_of(context), trust_server=True)
 
     for name in ("label", *(f"passive-{i + 1}" for i in range(config.parties))):
         if "final" not in DirectoryStore(state_dir / name).tags():

@@ -1,5 +1,6 @@
 """Strategies, gradient transforms, and adapters for apps that others wrote."""
 
+from .base import Defense, StrongDefense
 from .compose import Compose, PerParty, Scheduled
 from .defended_grid import defended_grid
 from .defense_mod import defense_mod
@@ -29,6 +30,7 @@ __all__ = [
     "PPDL",
     "TRACKERS",
     "Compose",
+    "Defense",
     "EarlyStopping",
     "Geno",
     "GradientCompression",
@@ -44,6 +46,7 @@ __all__ = [
     "Placement",
     "SGSub",
     "Scheduled",
+    "StrongDefense",
     "TensorBoard",
     "Tracker",
     "VerticalResult",

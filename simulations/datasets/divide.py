@@ -21,6 +21,8 @@ _FORMS = (
 class Split:
     """How columns are divided among the passive parties; one field is filled.
 
+    Nothing filled means an even division.
+
     Parameters
     ----------
     fractions : tuple[float, ...] (default: ())
@@ -36,8 +38,6 @@ class Split:
         smaller, the more uneven. Every passive party gets at least one column.
     seed : int (default: 0)
         What they are drawn with: all parties must come to the same division.
-
-    Nothing filled means an even division.
     """
 
     fractions: tuple[float, ...] = ()

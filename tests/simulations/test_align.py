@@ -281,8 +281,18 @@ def test_training_after_the_alignment_of_files(method: str, tmp_path: Path) -> N
     assert len(document["epochs"]) == 2
     if method == "psu":
         check_kept(out, files)
-    with pytest.raises(ConfigError, match="predict is for runs without alignment"):
+    with pytest.raises(ConfigError, match="give files with new rows"):
         predict_saved(out)
+    tables = [pd.read_csv(file) for file in files.values()]
+    for table in tables:
+        table["mail"] = table["mail"].str.strip().str.lower()
+    shared = set.intersection(*(set(table["mail"]) for table in tables))
+    new = []
+    for number, table in enumerate(tables):
+        new.append(str(tmp_path / f"new-{number}.csv"))
+        table[table["mail"].isin(shared)].to_csv(new[-1], index=False)
+    predicted = predict_saved(out, files=new)
+    assert set(predicted["id"]) == shared
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,24 @@ def test_run_prints_a_table_and_json_prints_json_only() -> None:
     assert printed.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "defended",
+    [
+        [],
+        ["--defense", "iso:t=0.1"],
+        ["--defense", "iso:t=0.1", "--defense-at", "label"],
+    ],
+    ids=["vanilla", "strategy", "label"],
+)
 def test_own_files_from_training_to_prediction(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    defended: list[str],
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bank, shop, out = files / "bank.csv", files / "shop.parquet", files / "out"
     own = ["--label-party", str(bank), "--label-column", "y", "--passive", str(shop)]
+    own += defended
     code, _, error = call(
         capsys, monkeypatch, "run", *own, "--id-column", "id", "--out", str(out)
     )

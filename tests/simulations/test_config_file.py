@@ -44,6 +44,14 @@ def test_keys_become_options(file: Path) -> None:
     }
 
 
+def test_files_count_the_parties(file: Path) -> None:
+    file.write_text('passive = ["a.csv"]\nlabel-party = "l.csv"\nlabel-column = "y"')
+    assert defaults_of(file)["passive"] == ["a.csv"]
+    file.write_text(file.read_text() + "\nparties = 3")
+    with pytest.raises(ConfigError, match="1 passive files are given for 3"):
+        defaults_of(file)
+
+
 def test_lists_are_texts_with_commas(file: Path) -> None:
     file.write_text('attack = ["norm,mean", "passive:labels=4,seeds=2"]')
     assert read_settings(file) == {"attack": "norm,mean,passive:labels=4,seeds=2"}
