@@ -85,7 +85,7 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     name, kind = _name(field), _KINDS[str(field.type)]
     flags = [f"--{name.replace('_', '-')}"]
     help_, panel = (
-        field.metadata["help"].format(**_registered()),
+        field.metadata["help"].format(**registered()),
         field.metadata["panel"],
     )
     option = typer.Option(*flags, help=help_, rich_help_panel=panel)
@@ -95,7 +95,8 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     return _parameter(name, kind, default, option)
 
 
-def _registered() -> dict[str, str]:
+def registered() -> dict[str, str]:
+    """Return what the names in braces of a setting's help stand for."""
     names = {
         "datasets": dataset_names(),
         "bottoms": BOTTOM_MODELS,

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Give Flower's log the level back that it had: commands keep it quiet."""
+    log = logging.getLogger("flwr")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.hookimpl(tryfirst=True)
