@@ -120,6 +120,7 @@ class Defender:
     ) -> None:
         self.transforms = list(transforms)
         self.watch = watch
+        self.late = False  # whether a step need not wait for its measurement
         raising = watch is not None and watch.settings.action == "raise"
         if raising and not any(_adjustable(t) for t in self.transforms):
             raise ConfigError(
@@ -179,7 +180,11 @@ class Defender:
                 defended[party] = result
             metrics.update({f"{k}/{party}": v for k, v in batch.metrics.items()})
         if self.watch is not None and labels is not None:
-            metrics |= self.watch.measure(defended, gradients, labels, step, real)
+            given = defended, gradients, labels, step, real
+            if self.late:
+                metrics |= self.watch.measure_late(*given)
+            else:
+                metrics |= self.watch.outstanding() | self.watch.measure(*given)
             self._consider_raising(metrics)
         return Defended(defended, metrics)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .aggregation import Aggregation, check_embeddings, train_joined, try_shapes
-from .defending import DefenseFactory, LabelGuard, LabelStep
+from .defending import Defender, DefenseFactory, LabelGuard, LabelStep
 from .errors import ConfigError, PartyError
 from .evaluation import Evaluation
 from .objectives import Objective, OptimizerFactory
@@ -185,6 +185,11 @@ class LabelParty(Party):
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
 
+    @property
+    def defender(self) -> Defender:
+        """What is done here to gradients before they leave."""
+        return self._guard.defender
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
         return super().trained_parameters() + list(self._joiner.parameters())
@@ -251,7 +256,7 @@ class LabelParty(Party):
         self.step = step
         self.union.stand_in.commit()
         by_party = dict(zip(received, gradients, strict=True))
-        defended = self._guard.defender.defend(
+        defended = self.defender.defend(
             by_party, labels.classes, step, epoch, labels.real
         )
         metrics = {**outcome.metrics, **defended.metrics}
@@ -356,7 +361,7 @@ class LabelParty(Party):
             "aggregation": self._joiner.state_dict(),
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": self.random.state_dict(),
-            "defense": self._guard.defender.state_dict(),
+            "defense": self.defender.state_dict(),
             "scores": self._evaluation.scores,
             **self.union.state_dict(),
             **self._label_side.state_dict(self.objective),
@@ -377,7 +382,7 @@ class LabelParty(Party):
         for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
-        self._guard.defender.load_state_dict(state["defense"])
+        self.defender.load_state_dict(state["defense"])
         self.step = state["step"]
         self._evaluation = Evaluation(state["scores"])
         self.union.load_state_dict(state, embeds=self.model is not None)

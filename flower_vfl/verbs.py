@@ -113,6 +113,7 @@ def _train(session: Session, content: Content, context: Context) -> Content:
     wants_labels = bool(content.config.get("labels", False))
     if wants_labels and not party.trust_server:
         raise untrusted(party.name, "labels", step)
+    party.defender.late = bool(content.config.get("late", False))
     result = party.train_step(
         step, content.number("epoch"), content.number("index"), content.tensors()
     )

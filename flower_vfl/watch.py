@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from logging import WARNING
-from typing import Any, Literal, get_args
+from typing import Any
 
 from flwr.supercore import log
 from torch import Tensor
@@ -16,151 +15,17 @@ from torch import Tensor
 from .attacks.membership import membership_aucs
 from .attacks.meter import LeakageMeter
 from .attacks.success import direct_success
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError
+from .leakage import Leakage as Leakage
 from .objectives import Task
 
-LeakAction = Literal["warn", "stop", "raise"]
-ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.
 FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
 LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
+LATE = "late_"  # before the name of what the step before measured
 DIRECT_SUCCESS = "success_direct"
-Membership = Literal["", "own", "joint"]
-MEMBERSHIPS: tuple[Membership, ...] = get_args(Membership)
 MEMBER = "member_"
 MEMBER_GRADIENT, MEMBER_EMBEDDING = f"{MEMBER}spectral", f"{MEMBER}embedding"
-
-
-@dataclass(frozen=True)
-class Leakage:
-    """What is measured about the gradients that leave, and what must not be exceeded.
-
-    Parameters
-    ----------
-    attacks : tuple[str, ...] (default: ())
-        Score attacks by name, perhaps with parameters: ``"norm"``,
-        ``"mean:hard=true"``; none takes those that fit the task, and with a limit
-        norm, cosine and ``"mean:held_out=true"``.
-    limit : float | None (default: None)
-        What no attack's leak AUC a may exceed for any party, as an average over
-        `window` steps, nor 1 − a; for a regression, the average of |rho|.
-    action : Literal["warn", "stop", "raise"] (default: "warn")
-        What happens then: a warning in the log; the end of the run, with a checkpoint;
-        or a defense that is stronger by `factor` from the next step on.
-    window : int (default: 20)
-        Measured steps to average over; a single batch says little.
-    factor : float (default: 2.0)
-        By how much a defense is made stronger.
-    every : int (default: 1)
-        Measure every so many steps only, where time matters.
-    coalitions : tuple[str, ...] (default: ())
-        Parties that pool what they see, ``"passive-1+passive-2"``; ``"all"`` for all.
-    baseline : bool (default: False)
-        Whether the same attacks also run on random gradients, for comparison.
-    layers : bool (default: False)
-        Whether every layer of the bottom models is measured too, which shows the
-        passive parties the labels: for simulations.
-    membership : Literal["", "own", "joint"] (default: "")
-        Whether the spectral attack looks for rows that another party does not hold, on
-        a union of ids. ``"own"`` measures each side where the truth is known: gradients
-        at the label party, embeddings at the passive party. ``"joint"`` joins labels to
-        the embeddings, as the label party can; this shows them to the passive parties:
-        for simulations.
-    """
-
-    attacks: tuple[str, ...] = ()
-    limit: float | None = None
-    action: LeakAction = "warn"
-    window: int = 20
-    factor: float = 2.0
-    every: int = 1
-    coalitions: tuple[str, ...] = ()
-    baseline: bool = False
-    layers: bool = False
-    membership: Membership = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        if self.action not in ACTIONS:
-            raise unknown_name("action", self.action, ACTIONS)
-        if self.membership not in MEMBERSHIPS:
-            raise unknown_name("membership", self.membership, MEMBERSHIPS)
-        if self.limit is not None and not 0.0 < self.limit <= 1.0:
-            raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
-        if self.limit is None and self.action != "warn":
-            raise ConfigError(f"the action '{self.action}' needs a leak limit")
-        if self.window < 1 or self.every < 1 or not self.factor > 1.0:
-            raise ConfigError(
-                f"window and every are at least 1 and a factor more than 1, got "
-                f"{self.window}, {self.every} and {self.factor}"
-            )
-
-    @property
-    def shows_labels(self) -> bool:
-        """Whether labels travel to the passive parties."""
-        return self.layers or self.membership == "joint"
-
-    @property
-    def probes(self) -> bool:
-        """Whether passive parties measure anything."""
-        return self.layers or bool(self.membership)
-
-    @property
-    def membership_only(self) -> bool:
-        """Whether nothing but membership is measured."""
-        plain = not self.attacks and self.limit is None and not self.layers
-        return bool(self.membership) and plain and not self.coalitions
-
-    def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
-        """Return who is in a coalition.
-
-        Parameters
-        ----------
-        coalition : str
-            One of `coalitions`.
-        parties : Iterable[str]
-            All parties.
-        """
-        if coalition.strip() == "all":
-            return list(parties)
-        return [name.strip() for name in coalition.split("+")]
-
-    def check_parties(self, parties: Collection[str]) -> None:
-        """Refuse a coalition that cannot be one.
-
-        Parameters
-        ----------
-        parties : Collection[str]
-            The passive parties of the run.
-        """
-        for coalition in self.coalitions:
-            members = self.members(coalition, parties)
-            unknown = [name for name in members if name not in parties]
-            if unknown:
-                raise unknown_name("party of a coalition", unknown[0], parties)
-            if len(set(members)) < max(len(members), 2):
-                raise ConfigError(
-                    f"the coalition '{coalition}' has the members "
-                    f"{', '.join(members)}; it takes two different parties or more"
-                )
-
-    def to_text(self) -> str:
-        """Return the settings as text, for a message."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Leakage:
-        """Return the settings that a text holds.
-
-        Parameters
-        ----------
-        text : str
-            As :meth:`to_text` returned it.
-        """
-        values: dict[str, Any] = json.loads(text)
-        for name in ("attacks", "coalitions"):
-            values[name] = tuple(values[name])
-        return cls(**values)
 
 
 class LeakWatch:
@@ -191,6 +56,50 @@ class LeakWatch:
             )
         self.meter = LeakageMeter(attacks, task, settings.baseline, keep=False)
         self._recent: dict[str, deque[float]] = {}
+        self._late: Future[dict[str, float]] | dict[str, float] = {}
+        self._worker: ThreadPoolExecutor | None = None
+
+    def measure_late(
+        self,
+        gradients: Mapping[str, Tensor],
+        clean: Mapping[str, Tensor],
+        labels: Tensor,
+        step: int,
+        real: Tensor | None = None,
+    ) -> dict[str, float]:
+        """Return what the step before measured, and measure this one meanwhile.
+
+        A limit has to act before anything else leaves: with one, this step is waited
+        for.
+
+        Parameters
+        ----------
+        gradients, clean, labels, step, real
+            As for :meth:`measure`; nobody changes them afterwards.
+
+        Returns
+        -------
+        dict[str, float]
+            As :meth:`measure` returns it, with ``late_`` in front of every name.
+        """
+        found = self.outstanding()
+        if self.settings.limit is not None:
+            return found | self.measure(gradients, clean, labels, step, real)
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "leakage")
+        given = dict(gradients), dict(clean), labels, step, real
+        self._late = self._worker.submit(self.measure, *given)
+        return found
+
+    def outstanding(self) -> dict[str, float]:
+        """Wait for what :meth:`measure_late` has begun; return it, named as there."""
+        found = self._wait()
+        self._late = {}
+        return {f"{LATE}{name}": value for name, value in found.items()}
+
+    def _wait(self) -> dict[str, float]:
+        late = self._late
+        return late if isinstance(late, dict) else late.result()
 
     def measure(
         self,
@@ -324,8 +233,9 @@ class LeakWatch:
         return {f"{LIMIT}/{party}": average for party, (average, _) in worst.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values that the limit looks at."""
-        return {name: list(values) for name, values in self._recent.items()}
+        """Return the values that the limit looks at, and what is outstanding."""
+        recent = {name: list(values) for name, values in self._recent.items()}
+        return {"recent": recent, "late": self._wait()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state.
@@ -335,5 +245,25 @@ class LeakWatch:
         state : dict[str, Any]
             As :meth:`state_dict` returned it.
         """
-        window = self.settings.window
-        self._recent = {name: deque(v, maxlen=window) for name, v in state.items()}
+        window, recent = self.settings.window, state["recent"]
+        self._recent = {name: deque(v, maxlen=window) for name, v in recent.items()}
+        self._late = dict(state["late"])
+
+
+def split_late(
+    metrics: Mapping[str, float],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what the step before measured, without the mark, and all the rest.
+
+    Parameters
+    ----------
+    metrics : Mapping[str, float]
+        What a step reports.
+    """
+    late, now = {}, {}
+    for name, value in metrics.items():
+        if name.startswith(LATE):
+            late[name.removeprefix(LATE)] = value
+        else:
+            now[name] = value
+    return late, now

@@ -18,10 +18,10 @@ from flower_vfl.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.attacks.registry import SCORE_ATTACKS
 from flower_vfl.checkpoints import DirectoryStore
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.leakage import Leakage, Membership
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.schedule import TEST, TRAIN
 from flower_vfl.spec import build_from_spec, parse_spec
-from flower_vfl.watch import Leakage, Membership
 
 from .config import RunConfig
 from .models import build_bottom

@@ -40,6 +40,8 @@ class RunState:
         Of the steps of the current epoch.
     traffic : int (default: 0)
         Bytes of the arrays that travelled in them.
+    batch_rows : float (default: 0.0)
+        Rows of the last batch.
     series : dict[str, Series] (default: {})
         What was reported about a party (``metric/party``), step by step.
     train, evaluate : dict[int, dict[str, float]] (default: {})
@@ -59,6 +61,7 @@ class RunState:
     rows: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     traffic: int = 0
+    batch_rows: float = 0.0
     series: dict[str, Series] = field(default_factory=dict)
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -77,11 +80,25 @@ class RunState:
         rows : float
             Rows of its batch.
         """
+        self._sum(metrics, rows, self.step)
+        self.batch_rows = rows
+
+    def add_late(self, metrics: Mapping[str, float]) -> None:
+        """Take in what the step before the last one measured.
+
+        Parameters
+        ----------
+        metrics : Mapping[str, float]
+            As for :meth:`add`.
+        """
+        self._sum(metrics, self.batch_rows, self.step - 1)
+
+    def _sum(self, metrics: Mapping[str, float], rows: float, step: int) -> None:
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * rows
             self.rows[name] = self.rows.get(name, 0.0) + rows
             if "/" in name:
-                self.trace(name, self.step, value)
+                self.trace(name, step, value)
 
     def trace(self, name: str, step: int, value: float) -> None:
         """Take in one value of a series.

@@ -25,7 +25,7 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.objectives import Task
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
 from flower_vfl.schedule import count_batches
-from flower_vfl.watch import LIMIT, LeakWatch
+from flower_vfl.watch import LIMIT, LeakWatch, split_late
 
 from .courier import Courier, embeddings, noted
 from .keeper import Keeper
@@ -151,34 +151,38 @@ class Training:
         step = self.state.step + 1
         strategy, courier = self.strategy, self.courier
         where = {"step": step, "index": index}
-        parts, noted = strategy.aggregate_train(
-            epoch,
-            courier.deliver(
-                list(
-                    strategy.configure_train(
-                        epoch,
-                        array_record(self._gradients),
-                        ConfigRecord({**where, **self._gradient_config()}),
-                        courier.grid,
-                    )
-                ),
-                step,
-            ),
-        )
+        gradients = array_record(self._gradients)
+        config = ConfigRecord({**where, **self._gradient_config()})
+        asked = strategy.configure_train(epoch, gradients, config, courier.grid)
+        replies = courier.deliver(list(asked), step)
+        parts, noted = strategy.aggregate_train(epoch, replies)
         self._delivered(noted or {})
         label = self.meeting.label.name
         content = Content({**where, "epoch": epoch}, parts or {})
         if self.defender.requires_labels or self._shown:
             content.config["labels"] = True
+        self.defender.late = self._measured_late(step, index)
+        if self.defender.late:
+            content.config["late"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
         self._gradients = self._defend(reply, step, epoch)
         self.labels = reply.labels if self._shown else None
         self._gradient_step = self.state.step = step
-        rows = reply.metrics.pop("rows")
-        self.state.add(reply.metrics, rows)
-        self._trackers.step(step, reply.metrics)
-        self._leaky = [name for name in reply.metrics if name.startswith(LIMIT)]
-        return reply.metrics["loss"]
+        late, metrics = split_late(reply.metrics)
+        rows = metrics.pop("rows")
+        if late:
+            self.state.add_late(late)
+            self._trackers.step(step - 1, late)
+        self.state.add(metrics, rows)
+        self._trackers.step(step, metrics)
+        self._leaky = [name for name in metrics if name.startswith(LIMIT)]
+        return metrics["loss"]
+
+    def _measured_late(self, step: int, index: int) -> bool:
+        """Return whether what this step leaks may be reported with the next step."""
+        every = self.strategy.checkpoint_every
+        last = index == self.steps - 1 or (every and step % every == 0)
+        return self.strategy.leakage is not None and not last
 
     def _gradient_config(self) -> dict[str, int | str]:
         due: dict[str, int | str] = {}

@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.watch import Leakage, LeakWatch
+from flower_vfl.watch import Leakage, LeakWatch, split_late
 
 ROWS, WIDTH = 60, 3
 
@@ -160,7 +160,41 @@ def test_one_class_is_skipped_and_nothing_is_nothing() -> None:
     rows = {"a": draw(ROWS, WIDTH)}
     assert watch.measure(rows, rows, torch.ones(ROWS), 1) == {}
     assert watch.measure({}, rows, labels(), 1) == {}
-    assert watch.state_dict() == {}
+    assert watch.state_dict() == {"recent": {}, "late": {}}
+
+
+def test_a_late_measurement_is_that_of_its_step() -> None:
+    target = labels()
+    batches = [{"a": long_rows(target, 0.7, seed)} for seed in range(3)]
+    watch = LeakWatch(Leakage(), "binary")
+    expected = [watch.measure(b, b, target, i) for i, b in enumerate(batches)]
+    assert watch.measure_late(batches[0], batches[0], target, 0) == {}
+    found = watch.measure_late(batches[1], batches[1], target, 1)
+    assert split_late(found) == (expected[0], {})
+    other = LeakWatch(Leakage(), "binary")  # after a restart
+    other.load_state_dict(watch.state_dict())
+    found = other.measure_late(batches[2], batches[2], target, 2)
+    assert split_late(found) == (expected[1], {})
+    assert split_late(other.outstanding()) == (expected[2], {})
+    assert other.outstanding() == {}
+
+
+def test_a_limit_is_not_measured_late(warnings: list[str]) -> None:
+    target = labels()
+    rows = {"a": long_rows(target, 1.0, 0)}
+    watch = LeakWatch(Leakage(("norm",), limit=0.6, window=1), "binary")
+    late, now = split_late(watch.measure_late(rows, rows, target, 1))
+    assert not late
+    assert now["leak_limit/a"] > 0.6
+    assert len(warnings) == 1
+
+
+def test_an_error_of_a_late_measurement_names_its_step() -> None:
+    rows = {"a": torch.full((ROWS, WIDTH), torch.nan)}
+    watch = LeakWatch(Leakage(), "binary")
+    watch.measure_late(rows, rows, labels(), 7)
+    with pytest.raises(PartyError, match="party 'a', step 7"):
+        watch.outstanding()
 
 
 def test_coalitions_pool_what_is_there() -> None:
