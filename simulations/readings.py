@@ -62,6 +62,7 @@ def series(
     statistic: str = "mean",
     epochs: Epochs = "all",
     parties: str = "mean",
+    flipped: bool = False,
 ) -> float:
     """Return what was measured about the parties, summarised over steps.
 
@@ -78,6 +79,8 @@ def series(
     parties : str (default: "mean")
         ``"mean"`` or ``"max"`` over the single parties, or the name of a party or
         coalition.
+    flipped : bool (default: False)
+        Take max(a, 1 − a) of each party's summary: which way to guess is known.
     """
     if statistic not in STATISTICS:
         raise unknown_name("statistic", statistic, STATISTICS)
@@ -95,6 +98,8 @@ def series(
     summaries = [
         STATISTICS[statistic](_steps_of(run, found[party], epochs)) for party in chosen
     ]
+    if flipped:
+        summaries = [max(value, 1.0 - value) for value in summaries]
     return max(summaries) if parties == "max" else statistics.fmean(summaries)
 
 
