@@ -10,8 +10,9 @@ all seeds:
   attacks;
 - norm: the median norm of the attacker's gradient from the begin of the attack over the
   same in an honest run, without Geno: what there is to be seen;
-- embedding: the same of the length of its embeddings (root mean square), which the
-  label party sees too; and how far apart the honest parties are in that;
+- drift: the same of how far its embeddings move from one epoch to the next, which the
+  label party sees too: the mean distance of the embeddings of the same rows over their
+  mean length; and how far apart the honest parties are in that;
 - the split model's test metric.
 
 The attacks: ``malicious`` is the active attack of Fu et al., MaliciousAdam or
@@ -26,8 +27,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -140,20 +142,35 @@ def attacking(case: Case, observer: Observer) -> Callable[..., torch.optim.Optim
     return partial(Late, **honest.keywords, gamma=0.0)
 
 
-def watched(party: LabelParty, lengths: dict[str, list[float]]) -> LabelParty:
-    """Keep the root mean square of every embedding that arrives at the label party."""
+def watched(party: LabelParty, drifts: dict[str, list[float]]) -> LabelParty:
+    """Keep how far embeddings have moved since the epoch before."""
     train = party.train_step
+    before: dict[str, Tensor] = {}
 
     def step(
         step: int, epoch: int, index: int, embeddings: Mapping[str, Tensor]
     ) -> LabelStep:
+        rows = party.agreed().training_rows(epoch, index)
         for name, embedding in embeddings.items():
-            length = float(embedding.square().mean().sqrt())
-            lengths.setdefault(name, []).append(length)
+            known = before.setdefault(
+                name, torch.zeros(party.rows, embedding[0].numel())
+            )
+            now = embedding.flatten(1)
+            if epoch > 1:
+                moved = (now - known[rows]).norm(dim=1).mean() / now.norm(dim=1).mean()
+                drifts.setdefault(name, []).append(float(moved))
+            else:  # there is nothing to compare with
+                drifts.setdefault(name, []).append(math.nan)
+            known[rows] = now
         return train(step, epoch, index, embeddings)
 
     party.train_step = step  # type: ignore[method-assign]
     return party
+
+
+def middle(values: Iterable[float]) -> float:
+    """Return the median of the numbers among some values."""
+    return statistics.median(value for value in values if not math.isnan(value))
 
 
 @dataclass
@@ -162,7 +179,7 @@ class Outcome:
 
     withheld: dict[str, list[float]]
     norms: dict[str, list[float]]
-    lengths: dict[str, list[float]]
+    drifts: dict[str, list[float]]
     score: float
     start: int
 
@@ -189,10 +206,10 @@ def run(dataset: str, case: Case, seed: int, geno: Geno | None) -> Outcome:
             party.make_optimizer = attacking(case, observer)
         return party
 
-    lengths: dict[str, list[float]] = {}
+    drifts: dict[str, list[float]] = {}
 
     def label(context: Context) -> LabelParty:
-        return watched(label_at(context), lengths)
+        return watched(label_at(context), drifts)
 
     strategy = make_strategy(config, False)
     strategy.transforms = [observer] if geno is None else [observer, geno]
@@ -206,7 +223,7 @@ def run(dataset: str, case: Case, seed: int, geno: Geno | None) -> Outcome:
     }
     final = list(result.evaluate_metrics_clientapp.values())[-1]
     score = float(final[f"test_{MAIN_METRIC['binary']}"])  # type: ignore[arg-type]
-    return Outcome(withheld, observer.norms, lengths, score, observer.start)
+    return Outcome(withheld, observer.norms, drifts, score, observer.start)
 
 
 @cache
@@ -217,7 +234,7 @@ def undefended(dataset: str, case: Case, seed: int) -> Outcome:
 
 def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
     """Return what one attack came to."""
-    found, ratios, lengths, spread = [], [], [], []
+    found, ratios, drifts, spread = [], [], [], []
     for seed in range(seeds):
         found.append(run(dataset, case, seed, Geno(lambda_)))
         plain = undefended(dataset, case, seed)
@@ -227,11 +244,10 @@ def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
             / statistics.median(plain.attacked(reference.norms[ATTACKER]))
         )
         seen = {
-            name: statistics.median(plain.attacked(values))
-            for name, values in reference.lengths.items()
+            name: middle(plain.attacked(values))
+            for name, values in reference.drifts.items()
         }
-        attacked = statistics.median(plain.attacked(plain.lengths[ATTACKER]))
-        lengths.append(attacked / seen[ATTACKER])
+        drifts.append(middle(plain.attacked(plain.drifts[ATTACKER])) / seen[ATTACKER])
         spread.append(max(seen.values()) / min(seen.values()))
     detected = [v for o in found for v in o.attacked(o.withheld[ATTACKER])]
     others = [
@@ -246,7 +262,7 @@ def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
     return (
         f"| {dataset} | {case.name} | {kind} | {rate} | {statistics.mean(others):.4f} "
         f"| {statistics.mean(ratios):.2f} "
-        f"| {statistics.mean(lengths):.2f} ({statistics.mean(spread):.2f}) "
+        f"| {statistics.mean(drifts):.2f} ({statistics.mean(spread):.2f}) "
         f"| {statistics.mean(o.score for o in found):.3f} |"
     )
 
