@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
+import flwr.supercore  # noqa: F401 (it sets up the log)
 import pytest
 import torch
 
 torch.set_num_threads(1)
 
 
+LOG = logging.getLogger("flwr")
+LEVEL = LOG.level
+
+
 @pytest.fixture(autouse=True)
-def _log_level() -> Iterator[None]:
-    """Give Flower's log the level back that it had: commands keep it quiet."""
-    log = logging.getLogger("flwr")
-    before = log.level
-    yield
-    log.setLevel(before)
+def _log_level() -> None:
+    """Give Flower's log its level back: commands of other tests keep it quiet."""
+    LOG.setLevel(LEVEL)
+    LOG.disabled = False
+    logging.disable(logging.NOTSET)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -308,7 +308,11 @@ def test_what_needs_labels_by_row_is_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.flower
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("transport", "engine"), [("plain", "flower"), ("resident", "ray")]
+    ("transport", "engine"),
+    [
+        pytest.param("plain", "flower", marks=pytest.mark.extra),
+        ("resident", "ray"),
+    ],
 )
 def test_flwr_run_aligns_three_parties_and_trains_on_the_union(
     transport: str, engine: str, tmp_path: Path
