@@ -188,7 +188,7 @@ def measure(
 ) -> None:
     """Print one line about one method in one group."""
     group = make_group(name)
-    calls = 4000 if name == "ristretto255" else 300
+    calls = 60_000 if name == "ristretto255" else 3000  # some seconds
     before_memory = peak()
     shared = int(count * overlap)
     ids = {
