@@ -1,43 +1,19 @@
-"""Messages: round trips, repeated requests, and what never travels."""
+"""Messages: round trips, repeated requests, and requests out of place."""
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
-from flwr.common.serde import message_to_proto
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from torch import Tensor, nn
-from vertical_cases import (
-    ROWS,
-    WrappedGrid,
-    assert_equal,
-    features,
-    labels,
-    make_label,
-    make_passive,
-    rich_app,
-    through_wire,
-)
+from torch import Tensor
+from vertical_cases import ROWS, WrappedGrid, assert_equal, rich_app, through_wire
 
-from flower_vfl import (
-    ConfigError,
-    CrossEntropy,
-    InProcessGrid,
-    LabelParty,
-    PartyError,
-    PartyRestartedError,
-    PassiveParty,
-    in_process,
-)
+from flower_vfl import ConfigError, InProcessGrid, PartyError, PartyRestartedError
 from flower_vfl.arrays import to_array, to_tensor
-from flower_vfl.client_app import vertical_client_app
 from flower_vfl.protocol import (
     Content,
     Verb,
@@ -54,109 +30,6 @@ from flower_vfl.protocol import (
 )
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.terms import Description, Terms
-
-DTYPES = [
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-]
-SHAPES = [(), (0,), (0, 3), (1,), (5,), (4, 3), (2, 1, 3), (2, 3, 4, 5)]
-
-
-def same(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_arrays_keep_every_bit_and_flower_reads_them(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    tensor = (torch.randn(shape) * 9).to(dtype)
-    array = to_array(tensor)
-    assert tuple(array.shape) == shape
-    assert array.dtype == str(tensor.numpy().dtype)
-    by_flower = array.numpy()
-    assert by_flower.dtype == tensor.numpy().dtype
-    assert by_flower.tobytes() == tensor.numpy().tobytes()
-    assert by_flower.shape == shape
-    assert array.data == Array(tensor.numpy()).data  # the very bytes of Flower
-    assert same(to_tensor(array), tensor)
-    assert same(to_tensor(Array(tensor.numpy())), tensor)
-    travelled = pickle.loads(pickle.dumps(array))
-    assert type(travelled) is Array
-    assert same(to_tensor(travelled), tensor)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda x: x.t(), id="transposed"),
-        pytest.param(lambda x: x[::2], id="every second row"),
-        pytest.param(lambda x: x[:, 1:3], id="columns"),
-        pytest.param(lambda x: x[:, :1].expand(-1, 4), id="expanded"),
-        pytest.param(lambda x: x.requires_grad_() * 2, id="with a graph"),
-        pytest.param(lambda x: nn.Parameter(x), id="parameter"),
-    ],
-)
-def test_tensors_of_any_layout(make: Callable[[Tensor], Tensor]) -> None:
-    tensor = make(torch.randn(6, 5))
-    array = to_array(tensor)
-    assert np.array_equal(array.numpy(), tensor.detach().numpy())
-    for copy in (to_tensor(array), to_tensor(pickle.loads(pickle.dumps(array)))):
-        assert torch.equal(copy, tensor.detach())
-        assert not copy.requires_grad
-
-
-def test_bfloat16_travels_as_float32() -> None:
-    tensor = torch.randn(3, 2).bfloat16()
-    array = to_array(tensor)
-    assert array.dtype == "float32"
-    assert same(to_tensor(array), tensor.float())
-    assert np.array_equal(array.numpy(), tensor.float().numpy())
-
-
-def test_arrays_that_flower_made_of_other_layouts() -> None:
-    for values in (
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        np.arange(6, dtype=">i4").astype("<i4"),
-        np.float32(3.5),
-    ):
-        found = to_tensor(Array(np.asarray(values))).numpy()
-        assert np.array_equal(found, values)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda a: Array(a.dtype, a.shape, a.stype, a.data[:-4]), "cannot be read"),
-        (lambda a: Array(a.dtype, a.shape, a.stype, b""), "cannot be read"),
-        (lambda a: Array(a.dtype, a.shape, "torch", a.data), "cannot be read"),
-        (lambda a: Array("float99", a.shape, a.stype, a.data), "type float99"),
-        (lambda a: Array(a.dtype, a.shape, a.stype, a.data[:-3]), "cannot be read"),
-        (lambda a: Array(a.dtype, a.shape, a.stype, a.data + b"x"), "cannot be read"),
-    ],
-)
-def test_a_tampered_array(change: Callable[[Array], Array], words: str) -> None:
-    good = to_array(torch.randn(3, 2))
-    bad = change(Array(good.dtype, good.shape, good.stype, good.data))
-    with pytest.raises(ConfigError, match=words):
-        to_tensor(bad)
-    with pytest.raises(PartyError, match=f"'shop'.*({words}).*version"):
-        Content(arrays={"shop": bad}).tensors()
-
-
-def test_an_array_whose_shape_was_changed_is_not_read_as_another() -> None:
-    good = to_array(torch.arange(6.0).reshape(3, 2))
-    lied = Array(good.dtype, (2, 3), good.stype, good.data)
-    assert torch.equal(to_tensor(lied), torch.arange(6.0).reshape(3, 2))
 
 
 @pytest.fixture
@@ -412,118 +285,6 @@ def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
         ]
 
     assert_equal(weights(True), weights(False))
-
-
-def needles() -> dict[str, bytes]:
-    """Return every form in which data of a row could stand in a message."""
-    found: dict[str, bytes] = {}
-    for party in range(3):
-        x = features(party)
-        for row in range(ROWS):
-            for kind in (np.float32, np.float64, np.float16):
-                data = x[row].numpy().astype(kind)
-                found[f"features {party} {row} {kind.__name__}"] = data.tobytes()
-    for column in range(4):
-        found[f"column {column}"] = features(1)[:16, column].numpy().tobytes()
-    y = labels().numpy()
-    for kind in (np.float32, np.float64, np.int64, np.int32, np.int8, np.bool_):
-        for size in (16, 12):
-            found[f"labels {kind.__name__} {size}"] = y[:size].astype(kind).tobytes()
-    return found
-
-
-def test_features_labels_and_ids_never_travel() -> None:
-    ids = [f"customer-{i * 7919}" for i in range(ROWS)]
-    numbers = [int(i) * 7919 + 10**9 for i in range(ROWS)]
-
-    def label(context: Context) -> LabelParty:
-        party = make_label(context)
-        party.ids = ids
-        return party
-
-    def passive(context: Context) -> PassiveParty:
-        party = make_passive(context)
-        party.ids = ids if context.node_config["partition-id"] == 1 else None
-        return party
-
-    sent: list[bytes] = []
-    seen_labels: set[bytes] = set()
-    inner = InProcessGrid(vertical_client_app(passive, label), 3)
-
-    def record(message: Message) -> None:
-        sent.append(message_to_proto(message).SerializeToString())
-
-    def record_reply(reply: Message) -> Message:
-        record(reply)
-        return reply
-
-    grid = WrappedGrid(inner, record, record_reply)
-    strategy = VerticalStrategy(
-        batch_size=16, valid_fraction=0.2, checkpoint_every=2, keep_final=True
-    )
-    strategy.start(grid, num_rounds=2)
-    strategy.predict("train")
-    party = inner.parties()["label"]
-    schedule = party.agreed()
-    for epoch in (1, 2):  # labels in the order of the batches too
-        for index in range(3):
-            rows = schedule.training_rows(epoch, index)
-            values = labels()[rows].numpy()
-            for kind in (np.float32, np.float64, np.int64, np.int8):
-                seen_labels.add(values.astype(kind).tobytes())
-    everything = b"\0".join(sent)
-    assert len(everything) > 10_000
-    assert b"passive-1" in everything  # the search does find what is there
-    embedding = read_embedding(sent)
-    assert embedding in everything
-    for what, needle in needles().items():
-        assert needle not in everything, what
-    for needle in seen_labels:
-        assert needle not in everything
-    for one in ids:
-        assert one.encode() not in everything
-    assert json.dumps(numbers[:2]).encode() not in everything
-
-
-def read_embedding(sent: list[bytes]) -> bytes:
-    """Return the data of one embedding, found in the bytes of the messages."""
-    marker = b"\x93NUMPY"
-    carrying = next(data for data in sent if marker in data)
-    start = carrying.index(marker)
-    length = int.from_bytes(carrying[start + 8 : start + 10], "little")
-    return carrying[start + 10 + length : start + 10 + length + 16 * 3 * 4]
-
-
-def test_trusted_labels_are_the_only_exception() -> None:
-    """The search above would find labels if they were sent."""
-    torch.manual_seed(0)
-    label = LabelParty(
-        labels(), CrossEntropy(nn.Linear(3, 1)), device="cpu", trust_server=True
-    )
-    passive = PassiveParty(features(1), nn.Linear(4, 3), device="cpu")
-
-    class Needs:
-        requires_labels = True
-
-        def __call__(self, gradient: Tensor, batch: object) -> Tensor:
-            return gradient
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            pass
-
-    sent: list[bytes] = []
-
-    def record(reply: Message) -> Message:
-        sent.append(message_to_proto(reply).SerializeToString())
-        return reply
-
-    grid = WrappedGrid(in_process([label, passive]), after=record)
-    VerticalStrategy(batch_size=16, transforms=[Needs()]).start(grid, num_rounds=1)
-    rows = label.agreed().training_rows(1, 0)
-    assert labels()[rows].float().numpy().tobytes() in b"".join(sent)
 
 
 def test_a_message_of_another_app_is_refused_politely() -> None:

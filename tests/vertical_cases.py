@@ -26,14 +26,17 @@ from flower_vfl import (
     InProcessGrid,
     LabelParty,
     PassiveParty,
+    in_process,
     sessions,
     vertical_client_app,
 )
 from flower_vfl.checkpoints import DirectoryStore
 from flower_vfl.objectives import OptimizerFactory
+from flower_vfl.strategies import VerticalStrategy
 
 ROWS, COLUMNS, WIDTH = 60, 4, 3
 ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=0.01)
+SGD: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)
 
 
 def features(number: int, rows: int = ROWS) -> Tensor:
@@ -103,6 +106,24 @@ def simple_parties(
         for i in range(passive)
     ]
     return label, others
+
+
+def train(
+    parties: Sequence[Any], epochs: int = 2, **options: Any
+) -> tuple[VerticalStrategy, Result]:
+    """Train some parties in this process; return the strategy and its result."""
+    strategy = VerticalStrategy(**{"batch_size": 16, "progress": False, **options})
+    return strategy, strategy.start(in_process(parties), num_rounds=epochs)
+
+
+def weights(*parties: LabelParty | PassiveParty) -> list[Tensor]:
+    """Return copies of all weights of some parties."""
+    found: list[Tensor] = []
+    for party in parties:
+        state = party.state_dict()
+        for part in ("model", "objective", "aggregation"):
+            found += [w.clone() for w in state.get(part, {}).values()]
+    return found
 
 
 def final_states(folder: Path, tag: str = "final") -> dict[str, dict[str, Any]]:

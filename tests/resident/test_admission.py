@@ -1,138 +1,22 @@
+"""Intruders of every kind at a server's door, while a training goes on behind it."""
+
 from __future__ import annotations
 
-import ipaddress
 import logging
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from flwr.app import Context, RecordDict
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.resident import Limits, ResidentGrid, SessionError
+from flower_vfl.resident import Limits
 from flower_vfl.resident.admission import GuestList, Handshake, Refusal
-from flower_vfl.resident.session import Hands, Session
-from flower_vfl.resident.settings import (
-    CHUNK,
-    METHOD,
-    OPEN_RECORD,
-    SERVICE,
-    Offer,
-    is_loopback,
-)
-from flower_vfl.resident.wire import chunks
+from flower_vfl.resident.settings import CHUNK
 
-from .conftest import RUN_ID, GridMaker, PlainGrid, counting_app, weights
-from .test_grid import to_all
-
-AUTHENTICATE = 0.6
-
-
-class Intruder:
-    """A gRPC client that says whatever it likes."""
-
-    def __init__(self, address: str, method: str = METHOD) -> None:
-        self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        call = self._channel.stream_stream(f"/{SERVICE}/{method}")
-        self.call = call(iter(self.said.get, None))
-
-    def say(self, frame: bytes) -> None:
-        for chunk in chunks([frame]):
-            self.said.put(chunk)
-
-    def hear(self) -> bytes:
-        heard: bytes = next(self.call)
-        return heard[1:]
-
-    def refused(self, within: float = 5.0) -> grpc.StatusCode:
-        """Wait for the end of the stream."""
-        answer: queue.SimpleQueue[grpc.StatusCode] = queue.SimpleQueue()
-
-        def listen() -> None:
-            try:
-                for _ in self.call:
-                    pass
-                answer.put(grpc.StatusCode.OK)
-            except grpc.RpcError as ex:
-                answer.put(ex.code())
-
-        threading.Thread(target=listen, daemon=True).start()
-        return answer.get(timeout=within)
-
-    def introduce(self, token: bytes, node_id: int, run_id: int = RUN_ID) -> Handshake:
-        handshake = Handshake(run_id, node_id)
-        self.say(handshake.hello())
-        handshake.server_nonce = self.hear()
-        self.say(handshake.node_proof(token))
-        return handshake
-
-    def leave(self) -> None:
-        self.said.put(None)
-        self.call.cancel()
-        self._channel.close()
-
-
-class Siege:
-    """A training that goes on while it is attacked."""
-
-    def __init__(self, grid: ResidentGrid) -> None:
-        self.grid = grid
-        self.nodes = grid.open()
-        plain = grid._grid
-        assert isinstance(plain, PlainGrid)
-        self.offers = {
-            message.metadata.dst_node_id: Offer.from_record(
-                message.content.config_records[OPEN_RECORD]
-            )
-            for message in plain.sent
-        }
-        self.address = self.offers[self.nodes[0]].address
-        self.rounds = 0
-        self._over = threading.Event()
-        self._failures: list[object] = []
-        self._thread = threading.Thread(target=self._train)
-        self._thread.start()
-
-    def _train(self) -> None:
-        while not self._over.is_set():
-            messages = to_all(self.grid, weights(self.rounds), "train")
-            replies = list(self.grid.send_and_receive(messages, timeout=5.0))
-            self.rounds += 1
-            counts = [
-                reply.error
-                if reply.has_error()
-                else reply.content.config_records["count"]["n"]
-                for reply in replies
-            ]
-            if counts != [self.rounds] * len(self.nodes):
-                self._failures.append(counts)
-                return
-            time.sleep(0.002)
-
-    def withstood(self) -> None:
-        """Check that every round before, during and after the attack was right."""
-        seen = self.rounds
-        end = time.monotonic() + 5
-        while self.rounds < seen + 5 and time.monotonic() < end:
-            time.sleep(0.01)
-        self._over.set()
-        self._thread.join()
-        assert self._failures == []
-        assert self.rounds >= seen + 5
+from .conftest import RUN_ID, GridMaker
+from .siege import AUTHENTICATE, Intruder, Siege
 
 
 @pytest.fixture
@@ -379,86 +263,6 @@ def test_a_server_that_did_not_hand_out_the_token_is_not_obeyed(
     for proof in (b"", node.node_proof(b"t" * 32), node.server_proof(b"u" * 32)):
         with pytest.raises(Refusal):
             node.check_server(b"t" * 32, proof)
-
-
-# --- TLS --------------------------------------------------------------------------
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    names = [
-        x509.DNSName("localhost"),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-    ]
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    chain, secret = folder / f"{name}.pem", folder / f"{name}.key"
-    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return chain, secret
-
-
-def test_sessions_over_tls(make_grid: GridMaker, tmp_path: Path) -> None:
-    chain, key = certificate(tmp_path, "server")
-    grid = make_grid(2, certificate=chain, private_key=key)
-    replies = list(grid.send_and_receive(to_all(grid, weights(), "train")))
-    assert [reply.has_content() for reply in replies] == [True, True]
-    # Plaintext gets nowhere on that port.
-    offer = Offer.from_record(grid._grid.sent[0].content.config_records[OPEN_RECORD])
-    assert offer.certificate == chain.read_bytes()
-    assert Intruder(offer.address).refused() == grpc.StatusCode.UNAVAILABLE
-    replies = list(grid.send_and_receive(to_all(grid, weights(), "train")))
-    assert [reply.has_content() for reply in replies] == [True, True]
-
-
-def test_a_server_with_another_certificate_is_not_trusted(
-    make_grid: GridMaker, tmp_path: Path
-) -> None:
-    chain, key = certificate(tmp_path, "server")
-    other, _ = certificate(tmp_path, "other")
-    grid = make_grid(
-        1, certificate=chain, private_key=key, root_certificate=other, open_timeout=1.5
-    )
-    with pytest.raises(SessionError, match="node 1000"):
-        grid.open()
-
-
-def test_a_node_refuses_plaintext_to_another_machine() -> None:
-    context = Context(RUN_ID, 1000, {}, RecordDict(), {})
-
-    def offer(address: str, insecure: bool) -> Offer:
-        return Offer(address, b"", bytes(32), insecure, True, "", 1.0, Limits())
-
-    for address in ("192.0.2.7:9000", "example.org:9000", "[2001:db8::1]:9000"):
-        with pytest.raises(ConfigError, match="refusing plaintext"):
-            Session(counting_app(), context, offer(address, False), Hands())
-        Session(counting_app(), context, offer(address, True), Hands())
-    Session(counting_app(), context, offer("[::1]:9000", False), Hands())
-
-
-def test_loopback() -> None:
-    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        assert is_loopback(host)
-    for host in ("0.0.0.0", "10.0.0.1", "localhost.example.org", "::", "127.example"):
-        assert not is_loopback(host)
 
 
 def test_the_token_is_never_said(siege: Siege) -> None:

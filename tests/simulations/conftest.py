@@ -1,13 +1,17 @@
-"""Fixtures of the tests that look at datasets."""
+"""Fixtures of the tests that look at datasets, and of those that look at reports."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_cases import BASE, DEFENSES
 
 from flower_vfl.simulations.datasets import data_folders
+from flower_vfl.simulations.study import Trial, run_study
 
 
 @pytest.fixture
@@ -20,3 +24,36 @@ def data_folder() -> Path:
     if os.environ.get("FLOWER_VFL_REQUIRE_DATA"):
         pytest.fail(missing)
     pytest.skip(missing)
+
+
+@pytest.fixture
+def no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No dataset files, and a cache of its own; returns the cache folder."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("FLOWER_VFL_DATA", str(empty))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "flower-vfl"
+
+
+@pytest.fixture(scope="session")
+def made_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small study of real runs."""
+    folder = tmp_path_factory.mktemp("study")
+    trials = [
+        Trial(
+            {"defense": defense, "seed": str(seed)},
+            replace(BASE, defense="" if defense == "none" else defense, seed=seed),
+        )
+        for seed in (0, 1)
+        for defense in DEFENSES
+    ]
+    study = run_study(folder, "compare", "breast-cancer, 4 defenses", trials, bar=False)
+    assert len(study.documents) == 8 and not study.errors
+    return folder
+
+
+@pytest.fixture
+def study_folder(made_study: Path, tmp_path: Path) -> Path:
+    """Return a copy of the study that a test may change."""
+    return Path(shutil.copytree(made_study, tmp_path / "study"))

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from union_cases import SHARES, UNION, holding, placed_app, start, strategy
 from vertical_cases import (
     ROWS,
     StatelessGrid,
     assert_equal,
-    bottom,
     features,
     final_states,
     labels,
@@ -25,7 +24,6 @@ from vertical_cases import (
     make_passive,
     scores,
     simple_parties,
-    top,
 )
 
 from flower_vfl import (
@@ -34,57 +32,12 @@ from flower_vfl import (
     LabelParty,
     MeanSquaredError,
     PartyError,
-    PassiveParty,
     in_process,
     vertical_client_app,
 )
 from flower_vfl.holding import Holding
 from flower_vfl.objectives import LADistill, Objective
-from flower_vfl.schedule import TEST, TRAIN, split_rows
-from flower_vfl.strategies import VerticalResult, VerticalStrategy
-from flower_vfl.terms import Terms
-from flower_vfl.watch import Leakage
-
-UNION = 80  # rows of all parties together, some of them nobody's
-SHARES = {"label": 0.75, "passive-1": 0.75, "passive-2": 0.75}
-
-
-def holding(number: int, held: int = ROWS) -> Holding:
-    """Return which of the aligned rows a party holds: the first of its own, mixed."""
-    stream = np.random.default_rng(number)
-    local = np.full(UNION, -1)
-    local[stream.permutation(UNION)[:held]] = stream.permutation(ROWS)[:held]
-    return Holding(torch.from_numpy(local), SHARES)
-
-
-def placed_app(
-    label: dict[str, Any] | None = None, passive: dict[str, Any] | None = None
-) -> ClientApp:
-    """Return an app whose parties have been aligned, with dropout and batch norm."""
-
-    def make(context: Context) -> PassiveParty:
-        number = int(context.node_config["partition-id"])
-        options = {"secret": 7, **(passive or {})}
-        party = PassiveParty(features(number), bottom(), device="cpu", **options)
-        party.place(holding(number))
-        return party
-
-    def active(context: Context) -> LabelParty:
-        party = make_label(context, **{"secret": 7, **(label or {})})
-        party.place(holding(0))
-        return party
-
-    return vertical_client_app(make, active)
-
-
-def strategy(**options: Any) -> VerticalStrategy:
-    settings = {"batch_size": 16, "seed": 3, "keep_final": True, "threads": 1}
-    return VerticalStrategy(**{**settings, "progress": False, **options})
-
-
-def start(app: ClientApp, folder: Path, **options: Any) -> VerticalResult:
-    with InProcessGrid(app, 3, {"state-dir": str(folder)}) as grid:
-        return strategy(**options).start(grid, num_rounds=2)
+from flower_vfl.schedule import TEST, TRAIN
 
 
 def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
@@ -292,70 +245,6 @@ def test_the_label_party_holds_no_training_row() -> None:
         strategy().start(grid, num_rounds=1)
 
 
-def calibrated(kind: str, when: str, alpha: float, beta: float) -> dict[str, Any]:
-    """Return metrics of a model that can learn the truth, on synthetic rows."""
-    rows = 3000
-    stream = np.random.default_rng(5)
-    x = stream.integers(0, 4, rows)
-    y = stream.random(rows) < np.array([0.05, 0.2, 0.3, 0.6])[x]
-    codes = np.where(np.arange(rows) < 2000, TRAIN, TEST).astype(np.int8)
-    torch.manual_seed(1)
-    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.05)  # noqa: E731
-    label = LabelParty(
-        y.astype(np.int64),
-        CrossEntropy(nn.Linear(4, 1)),
-        optimizer=adam,
-        split=codes,
-        synthetic_labels=kind,
-        calibration=when,
-        secret=1,
-        device="cpu",
-    )
-    one_hot = np.eye(4, dtype=np.float32)[x]
-    passive = PassiveParty(
-        one_hot, nn.Linear(4, 4), adam, split=codes, secret=1, device="cpu"
-    )
-    shares = {"label": 1.0 - beta, "passive-1": 1.0 - alpha}
-    for party, ratio in ((label, beta), (passive, alpha)):
-        lacks = (stream.random(rows) < ratio) & (codes == TRAIN)
-        party.place(
-            Holding(torch.from_numpy(np.where(lacks, -1, np.arange(rows))), shares)
-        )
-    with in_process([label, passive]) as grid:
-        result = VerticalStrategy(batch_size=250, threads=1, progress=False).start(
-            grid, num_rounds=15
-        )
-    return dict(scores(result)[15])
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0.5, 0.0), (0.4, 0.4)])
-def test_calibration_brings_probabilities_back(alpha: float, beta: float) -> None:
-    plain = calibrated("majority", "", alpha, beta)["test_ace"]
-    for when in ("te", "tr"):
-        found = calibrated("majority", when, alpha, beta)
-        assert found["test_ace"] < 0.5 * plain
-        assert found["test_auc"] > 0.68  # the truth has 0.74
-
-
-def labelled(seed: int) -> float:
-    """Return the share of training rows that the label party holds."""
-    training = split_rows(UNION, seed) == TRAIN
-    return float(holding(0).held.numpy()[training].mean())
-
-
-def test_a_party_that_only_predicts_is_calibrated_too(tmp_path: Path) -> None:
-    start(placed_app({"calibration": "te"}), tmp_path)
-    state = final_states(tmp_path)["label"]
-    blind = LabelParty(None, CrossEntropy(top(3)), features(0), bottom(), rows=ROWS)
-    blind.describe(b"")
-    assert blind.objective.calibration is None
-    blind.agree(Terms(1, 16, parties={"passive-1": (3,), "passive-2": (3,)}))
-    blind.load_state_dict(state)
-    found = blind.objective.calibration
-    assert found is not None and found.when == "te"
-    assert found.weight == pytest.approx(labelled(3) * 0.75 * 0.75)
-
-
 def test_a_run_that_goes_on_keeps_its_stand_ins() -> None:
     label, passive = simple_parties(1)
     label.place(holding(0))
@@ -368,43 +257,3 @@ def test_a_run_that_goes_on_keeps_its_stand_ins() -> None:
     assert secrets[0] == secrets[1] and 0 not in secrets[0]
     passive[0].place(holding(1))
     assert passive[0].union.secret == 0  # a new alignment has a new one
-
-
-def test_membership_is_measured_on_both_sides(tmp_path: Path) -> None:
-    leakage = Leakage(membership="joint")
-    app = placed_app(
-        {"synthetic_labels": "minority"}, {"synthetic_features": "gaussian"}
-    )
-    result = start(app, tmp_path, leakage=leakage)
-    found = result.membership()
-    assert set(found) == {"passive-1", "passive-2"}
-    for party in found.values():
-        kinds = {"spectral", "spectral_sides", "embedding", "embedding_sides"}
-        assert set(party) == kinds
-        assert all(0.0 <= numbers["mean"] <= 1.0 for numbers in party.values())
-        assert party["embedding"]["batches"] == party["spectral"]["batches"] == 8
-    assert result.leakage() == {}  # labels were not attacked
-    steps = result.series["member_embedding/passive-1"]["steps"]
-    assert steps == list(range(1, 9))
-
-
-def test_membership_with_labels_needs_a_label_party_that_trusts(tmp_path: Path) -> None:
-    app = placed_app({"trust_server": False})
-    with pytest.raises(PartyError, match="does not trust"):
-        start(app, tmp_path, leakage=Leakage(membership="joint"))
-    result = start(app, tmp_path, leakage=Leakage(membership="own"))
-    assert set(result.membership()["passive-1"]) >= {"embedding", "spectral"}
-
-
-def test_score_attacks_look_for_real_labels_only(tmp_path: Path) -> None:
-    leakage = Leakage(attacks=("norm",), membership="own")
-    result = start(placed_app(), tmp_path, leakage=leakage)
-    assert set(result.leakage()["passive-1"]) == {"norm"}
-    assert "spectral" in result.membership()["passive-1"]
-
-
-def test_a_run_without_missing_rows_measures_no_membership() -> None:
-    label, passive = simple_parties(1)
-    with in_process([label, *passive]) as grid:
-        driver = strategy(leakage=Leakage(membership="own"))
-        assert driver.start(grid, num_rounds=1).membership() == {}

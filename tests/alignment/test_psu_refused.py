@@ -1,0 +1,217 @@
+"""Lists, letters and steps that a party of a handshake refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rings import make_members
+
+from flower_vfl.alignment import Letter, ListError, Member, PsuParty, make_group
+from flower_vfl.errors import ConfigError, PartyError
+
+
+def at(phase: str, hop: int, owner: str) -> Callable[[Letter], bool]:
+    return lambda each: (each.phase, each.hop, each.owner) == (phase, hop, owner)
+
+
+def run_with(
+    change: Callable[[Letter], list[Letter]],
+    where: Callable[[Letter], bool],
+    may_be_over: bool = False,
+) -> list[Member]:
+    """Run three parties while one kind of letter is replaced; return the members."""
+    members = make_members([[1, 2, 3, 4], [3, 4, 5], [1, 9]])
+    by_name = {member.name: member for member in members}
+    letters = [letter for member in members for letter in member.open()]
+    while letters:
+        following = []
+        for letter in letters:
+            for each in change(letter) if where(letter) else [letter]:
+                try:
+                    following += by_name[each.receiver].take(each)
+                except PartyError:
+                    receiver = by_name[each.receiver]
+                    if not may_be_over:
+                        assert receiver.alignment is None
+                    assert receiver.party._keys is None
+                    assert receiver.party._mine is None
+                    raise
+        letters = following
+    return members
+
+
+WHERE = [
+    ("first", 1, "p0"),
+    ("first", 2, "p0"),
+    ("first", 3, "p0"),
+    ("first", 3, "p2"),
+    ("blinded", 1, "p1"),
+    ("blinded", 3, "p1"),
+    ("union", 1, ""),
+    ("union", 2, ""),
+    ("universe", 3, ""),
+]
+
+
+def with_elements(letter: Letter, elements: np.ndarray) -> list[Letter]:
+    return [replace(letter, elements=elements)]
+
+
+def identity(letter: Letter) -> list[Letter]:
+    changed = letter.elements.copy()
+    changed[0] = 0
+    return with_elements(letter, changed)
+
+
+def off_curve(letter: Letter) -> list[Letter]:
+    changed = letter.elements.copy()
+    changed[-1] = 255
+    return with_elements(letter, changed)
+
+
+def one_less(letter: Letter) -> list[Letter]:
+    return with_elements(letter, letter.elements[:-1])
+
+
+def repeated(letter: Letter) -> list[Letter]:
+    changed = letter.elements.copy()
+    changed[1] = changed[0]
+    return with_elements(letter, changed)
+
+
+def twice(letter: Letter) -> list[Letter]:
+    return [letter, letter]
+
+
+def too_wide(letter: Letter) -> list[Letter]:
+    return with_elements(letter, np.repeat(letter.elements, 2, axis=1))
+
+
+@pytest.mark.parametrize(
+    "change", [identity, off_curve, one_less, repeated, twice, too_wide]
+)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_bad_list_ends_the_handshake_and_names_the_sender(
+    change: Callable[[Letter], list[Letter]], where: tuple[str, int, str]
+) -> None:
+    bad: list[Letter] = []
+
+    def noting(letter: Letter) -> list[Letter]:
+        bad.append(letter)
+        return change(letter)
+
+    if change is one_less and where[0] == "union":
+        # the next party cannot know the size, but those that have seen it do
+        with pytest.raises(PartyError, match=r"5 universal ids instead of 6|lack some"):
+            run_with(noting, at(*where), may_be_over=True)
+        return
+    with pytest.raises(PartyError) as caught:
+        run_with(noting, at(*where), may_be_over=change is twice)
+    assert caught.value.party == bad[0].sender
+    problem = {identity: "is the identity", off_curve: "canonical"}.get(change, "")
+    assert problem in str(caught.value)
+    assert "nothing of it was kept" in str(caught.value)
+
+
+def test_an_owner_cannot_announce_two_numbers() -> None:
+    with pytest.raises(PartyError, match="3 elements of 'p0', who has announced 4"):
+        run_with(one_less, at("blinded", 1, "p0"))
+
+
+def test_a_list_is_not_raised_under_two_keys() -> None:
+    """The list of the first round as the private list would link the two."""
+    firsts: dict[str, Letter] = {}
+
+    def swap(letter: Letter) -> list[Letter]:
+        if letter.phase == "first":
+            firsts[letter.owner] = letter
+            return [letter]
+        return [replace(letter, elements=firsts[letter.owner].elements)]
+
+    with pytest.raises(PartyError, match="raised before"):
+        run_with(swap, lambda letter: letter.hop == 1 and letter.owner != "")
+
+
+def test_an_unsorted_list_is_refused() -> None:
+    def turned(letter: Letter) -> list[Letter]:
+        return with_elements(letter, letter.elements[::-1])
+
+    for where in WHERE:
+        if where[0] != "blinded":
+            with pytest.raises(PartyError, match="not sorted"):
+                run_with(turned, at(*where))
+
+
+def test_private_elements_in_another_order_are_still_one_bijection() -> None:
+    """It gives wrong pairs, which no check can see: parties are semi-honest."""
+
+    def turned(letter: Letter) -> list[Letter]:
+        return with_elements(letter, letter.elements[::-1])
+
+    members = run_with(turned, at("blinded", 3, "p0"))
+    assert all(member.alignment is not None for member in members)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sender": "p2"},
+        {"receiver": "p2"},
+        {"owner": "p2"},
+        {"owner": "stranger"},
+        {"owner": ""},
+        {"hop": 2},
+        {"hop": 0},
+        {"hop": 7},
+        {"phase": "union"},
+        {"phase": "universe", "owner": "", "hop": 3},
+        {"phase": "other"},
+    ],
+)
+def test_a_letter_with_another_address_is_refused(changes: dict[str, object]) -> None:
+    members = make_members([[1, 2], [2, 3], [3]])
+    letter = members[0].open()[0]
+    members[1].open()
+    with pytest.raises(PartyError):
+        members[1].take(replace(letter, **changes))  # type: ignore[arg-type]
+    with pytest.raises(PartyError, match="ended"):
+        members[1].take(letter)
+
+
+def test_no_list_is_raised_after_the_union() -> None:
+    members = make_members([[1, 2], [2, 3]])
+    first, blinded = members[0].open()
+    members[1].open()
+    back = members[1].take(first)[0]
+    with pytest.raises(ListError, match="before all lists of 'p0'"):
+        members[1].party.raise_union(back.elements)
+    members[1].take(blinded)
+    members[1].party.raise_union(back.elements)
+    with pytest.raises(ListError, match="a second first list"):
+        members[1].party.raise_first("p0", blinded.elements)
+
+
+def test_steps_belong_to_their_party() -> None:
+    members = make_members([[1, 2], [2, 3]])
+    lists = members[0].open()
+    with pytest.raises(ListError, match="merged by 'p0'"):
+        members[1].party.collect("p0", lists[0].elements)
+    with pytest.raises(ListError, match="not yet a list of every party"):
+        members[0].party.merge()
+    with pytest.raises(ListError, match="already"):
+        members[0].party.raise_union(lists[0].elements)
+    with pytest.raises(ListError, match="second first list of 'p0'"):
+        members[0].party.announce()
+    with pytest.raises(ListError, match="before all lists"):
+        members[0].party.finish()
+
+
+@pytest.mark.parametrize("ring", [["a"], ["a", "a"], ["b", "c"]])
+def test_rings_that_are_none(ring: list[str]) -> None:
+    with pytest.raises(ConfigError, match="two or more parties"):
+        PsuParty("a", ring, [], make_group(), b"s")
+    with pytest.raises(ConfigError, match="name of its own"):
+        PsuParty("a", ["a", "b"], [], make_group(), b"")

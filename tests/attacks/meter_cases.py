@@ -1,0 +1,29 @@
+"""Gradients that leak something, for the tests of the leakage meter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ALL = (
+    "norm",
+    "cosine",
+    "mean",
+    "median",
+    "mean:hard=true",
+    "median:hard=true",
+    "spectral",
+)
+FOUR = ALL[:4]
+
+
+def case(
+    rows: int = 200, width: int = 6, classes: int = 2, seed: int = 0, leak: float = 0.5
+) -> tuple[Tensor, Tensor]:
+    """Return a gradient that leaks something, and its labels."""
+    stream = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (rows,), generator=stream)
+    centers = torch.randn(classes, width, generator=stream)
+    noise = torch.randn(rows, width, generator=stream)
+    scale = 1.0 + 0.5 * labels.unsqueeze(1)
+    return 1e-3 * (noise * scale + leak * centers[labels]), labels
