@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,13 @@ from .objectives import Task
 from .party import check_finite
 from .randomness import draw_secret
 from .terms import Shape, Terms
-from .transform import Batch, GradientTransform, apply_in_order
+from .transform import (
+    Batch,
+    GradientTransform,
+    Seen,
+    apply_in_order,
+    sees_embeddings,
+)
 from .watch import LIMIT, Leakage, LeakWatch
 
 
@@ -139,6 +145,11 @@ class Defender:
         return watched or any(t.requires_labels for t in self.transforms)
 
     @property
+    def sees_embeddings(self) -> bool:
+        """Whether any of them looks at embeddings."""
+        return any(sees_embeddings(transform) for transform in self.transforms)
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.transforms and self.watch is None
@@ -150,6 +161,7 @@ class Defender:
         step: int,
         epoch: int,
         real: Tensor | None = None,
+        seen: Seen | None = None,
     ) -> Defended:
         """Return what each passive party gets.
 
@@ -165,6 +177,8 @@ class Defender:
             The epoch, from 1.
         real : Tensor | None (default: None)
             Which labels are real; None where all are.
+        seen : Seen | None (default: None)
+            What the parties had sent, for transforms that look at it.
         """
         if self.idle:
             return Defended(dict(gradients), {})
@@ -174,6 +188,9 @@ class Defender:
             defended.update(gradients)
         for party, gradient in gradients.items() if self.transforms else ():
             batch = Batch(party, step, self.seed, labels, epoch)
+            if seen is not None and self.sees_embeddings:
+                sent = seen.embeddings[party].detach()
+                batch = replace(batch, embedding=sent, rows=seen.rows)
             # Parties in one process may share the gradient's memory.
             result = apply_in_order(self._checked(), gradient.clone(), batch)
             if result is not None:

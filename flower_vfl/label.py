@@ -25,7 +25,7 @@ from .party import (
     default_optimizer,
 )
 from .terms import Description, Shape, Terms
-from .transform import GradientTransform
+from .transform import GradientTransform, Seen
 from .union.label_side import LabelSide
 
 
@@ -256,8 +256,9 @@ class LabelParty(Party):
         self.step = step
         self.union.stand_in.commit()
         by_party = dict(zip(received, gradients, strict=True))
+        seen = Seen(received, rows)
         defended = self.defender.defend(
-            by_party, labels.classes, step, epoch, labels.real
+            by_party, labels.classes, step, epoch, labels.real, seen
         )
         metrics = {**outcome.metrics, **defended.metrics}
         return LabelStep(defended.gradients, loss, len(rows), metrics, labels.classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +12,22 @@ from torch import Tensor
 from .randomness import noise_generator
 
 AUC_BOUND = "auc_bound"  # the metric that no attack's AUC can exceed
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What arrived before the gradients were made.
+
+    Parameters
+    ----------
+    embeddings : Mapping[str, Tensor]
+        By party, one row per example.
+    rows : Tensor
+        Numbers of the rows, which stay the same in every epoch.
+    """
+
+    embeddings: Mapping[str, Tensor]
+    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,11 @@ class Batch:
         Becomes a training metric of the party.
     stage : str (default: "")
         Which of several transforms this is for; each has noise of its own.
+    embedding : Tensor | None (default: None)
+        What the party sent for the rows, for a transform with ``sees_embeddings``; None
+        where it is not known, as in a deployment that is not vertical.
+    rows : Tensor | None (default: None)
+        Numbers of the rows, which stay the same in every epoch; with the embedding.
     """
 
     party: str
@@ -45,6 +66,8 @@ class Batch:
     epoch: int = 1
     metrics: dict[str, float] = field(default_factory=dict, compare=False)
     stage: str = field(default="", compare=False)
+    embedding: Tensor | None = field(default=None, compare=False)
+    rows: Tensor | None = field(default=None, compare=False)
 
     def generator(self) -> torch.Generator:
         """Return a generator that depends on seed, party, step and stage only."""
@@ -89,6 +112,17 @@ class GradientTransform(Protocol):
             As :meth:`state_dict` returned it.
         """
         ...
+
+
+def sees_embeddings(transform: GradientTransform) -> bool:
+    """Say whether a transform wants to know the embeddings: it has that attribute.
+
+    Parameters
+    ----------
+    transform : GradientTransform
+        Any transform.
+    """
+    return bool(getattr(transform, "sees_embeddings", False))
 
 
 def apply_in_order(

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from flower_vfl.defending import Strengthened, unique
 from flower_vfl.errors import ConfigError
-from flower_vfl.transform import Batch, GradientTransform, apply_in_order
+from flower_vfl.transform import (
+    Batch,
+    GradientTransform,
+    apply_in_order,
+    sees_embeddings,
+)
 
 from .no_defense import NoDefense
 
@@ -23,6 +28,11 @@ class _Several:
     def requires_labels(self) -> bool:
         """Whether any of them needs labels."""
         return any(part.requires_labels for part in self.parts.values())
+
+    @property
+    def sees_embeddings(self) -> bool:
+        """Whether any of them looks at embeddings."""
+        return any(sees_embeddings(part) for part in self.parts.values())
 
     def strengthen(self, factor: float) -> str:
         """Raise the protection of every part that has a strength.

@@ -8,20 +8,28 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from logging import WARNING
 from statistics import median
 from typing import Any
 
 import torch
+from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import Batch
 
 from .base import Defense, require, row_norms
+from .response import Responses
 
 DEVIATIONS = 6.0  # a norm is too large so many deviations above the median
 SMALLEST_DEVIATION = 0.1  # of the median
 LARGEST_NORM = 1e300  # leaves room for what norms are multiplied with
+SUSPICION = (
+    "step %d: the embeddings of '%s' move %.1f times as far for its gradients as those "
+    "of the other parties; it may scale its training up to learn the labels, or have "
+    "another model or learning rate. %s"
+)
 
 
 def gradient_norm(rows: Tensor) -> float:
@@ -65,11 +73,18 @@ class Geno(Defense):
     """Withhold the gradient of a party whose norm is out of the ordinary.
 
     It then gets none, and the metric ``withheld`` is 1 for that step. LADSG means it
-    against a party that scales its own training up. That party is not found: its
-    embeddings fit better, and the gradients that the label party computes for it become
-    smaller, not larger (``benchmarks/geno.py``: 0 to 0.4 % of the steps of
-    `MaliciousAdam`, about as many as of honest parties). What is found, from about
-    twice the norm on, is a gradient that was amplified on its way.
+    against a party that scales its own training up. The norm does not show that party:
+    its embeddings fit better, and the gradients that the label party computes for it
+    become smaller, not larger. What a norm shows, from about twice the ordinary one on,
+    is a gradient that was amplified on its way.
+
+    What shows the active party is its response, our addition: how far its embeddings
+    move for the gradient that it gets, compared with the other parties
+    (:class:`~flower_vfl.strategies.response.Responses`). From ``response`` times theirs
+    on it is suspected: a warning names it once, and the metric ``suspected`` is 1.
+    Honest parties that have many more columns, larger embeddings or a higher learning
+    rate than the others respond more strongly too, so a suspect is only withheld from
+    with ``exclude=True``. ``benchmarks/geno.py`` prints what is found.
 
     With no λ given, λ is :func:`outlier_limit` of the party's own last norms. They are
     compared after a multiplication with √B, because the loss is a mean over B rows: the
@@ -95,6 +110,13 @@ class Geno(Defense):
     patience : int | None (default: 500)
         Steps in a row that are withheld before a party's history is forgotten; None
         never forgets it.
+    response : float | None (default: 4.0)
+        A party that responds so many times as strongly as the others is suspected; None
+        does not look. There must be two passive parties, embeddings that pass by (so
+        not in a deployment that is not vertical), and more than 50 steps after the
+        first epoch.
+    exclude : bool (default: False)
+        Whether the gradients of a suspect are withheld, from then on.
     """
 
     def __init__(
@@ -103,6 +125,8 @@ class Geno(Defense):
         warmup: int = 20,
         window: int = 500,
         patience: int | None = 500,
+        response: float | None = 4.0,
+        exclude: bool = False,
     ) -> None:
         given = lambda_ is None or 0.0 < lambda_ < math.inf
         require(given, "lambda_", "a positive number or none", lambda_)
@@ -110,12 +134,25 @@ class Geno(Defense):
         require(window >= warmup, "window", f"at least warmup ({warmup})", window)
         patient = patience is None or patience >= 1
         require(patient, "patience", "at least 1 or none", patience)
+        looking = response is None or 1.0 < response < math.inf
+        require(looking, "response", "above 1 or none", response)
+        unknown = exclude and response is None
+        require(not unknown, "exclude", "false where response is none", exclude)
         self.lambda_ = lambda_
         self.warmup = warmup
         self.window = window
         self.patience = patience
         self.history: dict[str, deque[float]] = {}
         self.streak: dict[str, int] = {}  # steps in a row that were withheld
+        self.response = response
+        self.exclude = exclude
+        self.responses = Responses()
+        self.suspects: set[str] = set()
+
+    @property
+    def sees_embeddings(self) -> bool:
+        """Whether it looks at embeddings."""
+        return self.response is not None
 
     def limit(self, party: str, rows: int) -> float:
         """Return λ, the largest norm that passes for a party at its next step.
@@ -142,14 +179,43 @@ class Geno(Defense):
         rows : Tensor
             The gradient, B×d.
         batch : Batch
-            Its party decides the limit; gets the metric ``withheld``.
+            Its party decides the limit; gets the metrics ``withheld``, ``response`` and
+            ``suspected``.
         """
         norm, limit = gradient_norm(rows), self.limit(batch.party, len(rows))
         withheld = norm > limit
-        batch.metrics["withheld"] = float(withheld)
         if self.lambda_ is None:
             self._learn(batch.party, norm * math.sqrt(len(rows)), withheld)
+        self._suspect(rows, batch)
+        withheld |= self.exclude and batch.party in self.suspects
+        batch.metrics["withheld"] = float(withheld)
         return None if withheld else rows
+
+    def _suspect(self, rows: Tensor, batch: Batch) -> None:
+        """Look at how the party responds, as long as it gets gradients."""
+        party = batch.party
+        if self.response is None or batch.embedding is None or batch.rows is None:
+            return
+        if not (self.exclude and party in self.suspects):
+            self.responses.observe(party, batch.embedding, batch.rows, rows)
+            ratio = self.responses.ratio(party)
+            if ratio is not None:
+                batch.metrics["response"] = ratio
+            if ratio is not None and ratio > self.response and self._new(party):
+                log(WARNING, SUSPICION, batch.step, party, ratio, self._consequence)
+        batch.metrics["suspected"] = float(party in self.suspects)
+
+    def _new(self, party: str) -> bool:
+        """Suspect a party; return whether it was not suspected before."""
+        known = party in self.suspects
+        self.suspects.add(party)
+        return not known
+
+    @property
+    def _consequence(self) -> str:
+        if self.exclude:
+            return "It gets no gradients from now on"
+        return "geno:exclude=true would withhold its gradients"
 
     def _learn(self, party: str, norm: float, withheld: bool) -> None:
         norms = self.history.setdefault(party, deque(maxlen=self.window))
@@ -162,7 +228,12 @@ class Geno(Defense):
     def state_dict(self) -> dict[str, Any]:
         """Return the norms of every party, the oldest first, and who is withheld."""
         norms = {party: list(norms) for party, norms in self.history.items()}
-        return {"history": norms, "streak": dict(self.streak)}
+        return {
+            "history": norms,
+            "streak": dict(self.streak),
+            "responses": self.responses.state_dict(),
+            "suspects": sorted(self.suspects),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state.
@@ -172,10 +243,15 @@ class Geno(Defense):
         state : dict[str, Any]
             As :meth:`state_dict` returned it.
         """
-        if set(state) != {"history", "streak"}:
-            raise ConfigError(f"Geno keeps a history, the saved state is {list(state)}")
+        if set(state) != set(self.state_dict()):
+            raise ConfigError(
+                f"Geno keeps {', '.join(self.state_dict())}; the saved state has "
+                f"{', '.join(state) or 'nothing'}"
+            )
         self.history = {
             party: deque(norms, maxlen=self.window)
             for party, norms in state["history"].items()
         }
         self.streak = dict(state["streak"])
+        self.responses.load_state_dict(state["responses"])
+        self.suspects = set(state["suspects"])

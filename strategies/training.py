@@ -24,12 +24,14 @@ from flower_vfl.errors import (
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.objectives import Task
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
-from flower_vfl.schedule import count_batches
+from flower_vfl.schedule import Plan, count_batches
+from flower_vfl.transform import Seen
 from flower_vfl.watch import LIMIT, LeakWatch, split_late
 
 from .courier import Courier, embeddings, noted
 from .keeper import Keeper
 from .meeting import Meeting
+from .onlooker import Onlooker
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
 from .tracking import Trackers
@@ -70,6 +72,8 @@ class Training:
         self.defender = self._make_defender()
         rows = meeting.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
+        plan = Plan(strategy.seed, strategy.batch_size)
+        self._onlooker = Onlooker(rows, plan, self.defender.sees_embeddings)
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
         self.labels: Array | None = None  # for measuring every layer, in simulations
         leakage = strategy.leakage
@@ -165,7 +169,8 @@ class Training:
         if self.defender.late:
             content.config["late"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
-        self._gradients = self._defend(reply, step, epoch)
+        seen = self._onlooker.look(parts or {}, epoch, index)
+        self._gradients = self._defend(reply, step, epoch, seen)
         self.labels = reply.labels if self._shown else None
         self._gradient_step = self.state.step = step
         late, metrics = split_late(reply.metrics)
@@ -198,12 +203,15 @@ class Training:
             self.state.trace(name, self._gradient_step, float(value))
         self._gradients, self._gradient_step, self.labels = {}, 0, None
 
-    def _defend(self, reply: Content, step: int, epoch: int) -> dict[str, Array]:
+    def _defend(
+        self, reply: Content, step: int, epoch: int, seen: Seen | None
+    ) -> dict[str, Array]:
         """Return what each passive party gets: the gradient, transformed."""
         if self.defender.idle:
             return dict(reply.arrays)
         labels = None if reply.labels is None else to_tensor(reply.labels)
-        defended = self.defender.defend(reply.tensors(), labels, step, epoch)
+        given = reply.tensors(), labels, step, epoch
+        defended = self.defender.defend(*given, seen=seen)
         reply.metrics.update(defended.metrics)
         return {name: to_array(g) for name, g in defended.gradients.items()}
 

@@ -1,0 +1,104 @@
+"""How strongly parties respond to gradients: what an active attacker cannot hide.
+
+A party that scales its own training up (`flower_vfl.attacks.malicious`) gets smaller
+gradients, because its embeddings fit better, and moves its embeddings further all the
+same. So its embeddings move further for each gradient than those of the others do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from .base import row_norms
+
+TRACKED = 4096  # rows whose embeddings are remembered, of each party
+MEASUREMENTS = 50  # steps over which a response is a median
+
+
+class Responses:
+    """The response of every party: movement of its embeddings over its gradient.
+
+    The movement is the median distance, over the rows of a batch, from the embedding
+    that the party sent for the same row in the epoch before; the gradient counts with
+    its median norm over the rows. A party's response is the median over the last 50
+    batches, and is compared with the median response of the others. Only the first 4096
+    rows are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tensor] = {}  # embeddings by row, NaN if not yet sent
+        self._logs: dict[str, deque[float]] = {}
+
+    def observe(
+        self, party: str, embedding: Tensor, rows: Tensor, gradient: Tensor
+    ) -> None:
+        """Take one batch into account.
+
+        Parameters
+        ----------
+        party : str
+            Its name.
+        embedding : Tensor
+            What it sent, one row per example.
+        rows : Tensor
+            Numbers of the rows, which stay the same in every epoch.
+        gradient : Tensor
+            What the party is to get, B×d.
+        """
+        tracked = rows < TRACKED
+        if not tracked.any():
+            return
+        numbers, now = rows[tracked], embedding.detach().flatten(1)[tracked]
+        known = self._known.get(party)
+        if known is None or known.shape[1] != now.shape[1]:
+            known = now.new_full((TRACKED, now.shape[1]), math.nan)
+        known = self._known[party] = known.to(now.device, now.dtype)
+        moved = float(row_norms(now - known[numbers]).nanmedian())
+        known[numbers] = now
+        norm = float(row_norms(gradient).median())
+        if moved > 0.0 and norm > 0.0:  # neither is NaN
+            logs = self._logs.setdefault(party, deque(maxlen=MEASUREMENTS))
+            logs.append(math.log(moved) - math.log(norm))
+
+    def ratio(self, party: str) -> float | None:
+        """Return a party's response over that of the others; None if not yet known.
+
+        Parameters
+        ----------
+        party : str
+            Its name.
+        """
+        middles = {
+            name: median(logs)
+            for name, logs in self._logs.items()
+            if len(logs) == MEASUREMENTS
+        }
+        own = middles.pop(party, None)
+        if own is None or not middles:
+            return None
+        return math.exp(min(own - median(middles.values()), 700.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a restart."""
+        known = {party: kept.cpu().clone() for party, kept in self._known.items()}
+        logs = {party: list(kept) for party, kept in self._logs.items()}
+        return {"known": known, "logs": logs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state.
+
+        Parameters
+        ----------
+        state : dict[str, Any]
+            As :meth:`state_dict` returned it.
+        """
+        self._known = {party: kept.clone() for party, kept in state["known"].items()}
+        self._logs = {
+            party: deque(kept, maxlen=MEASUREMENTS)
+            for party, kept in state["logs"].items()
+        }
