@@ -20,15 +20,15 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.transform import Batch
 
 from .base import Defense, require, row_norms
-from .response import Responses
+from .response import Response, Responses
 
 DEVIATIONS = 6.0  # a norm is too large so many deviations above the median
 SMALLEST_DEVIATION = 0.1  # of the median
 LARGEST_NORM = 1e300  # leaves room for what norms are multiplied with
 SUSPICION = (
     "step %d: the embeddings of '%s' move %.1f times as far for its gradients as those "
-    "of the other parties; it may scale its training up to learn the labels, or have "
-    "another model or learning rate. %s"
+    "of the other parties, %.1f times as far as at the begin; it may scale its "
+    "training up to learn the labels, or have another model or learning rate. %s"
 )
 
 
@@ -80,11 +80,13 @@ class Geno(Defense):
 
     What shows the active party is its response, our addition: how far its embeddings
     move for the gradient that it gets, compared with the other parties
-    (:class:`~flower_vfl.strategies.response.Responses`). From ``response`` times theirs
-    on it is suspected: a warning names it once, and the metric ``suspected`` is 1.
-    Honest parties that have many more columns, larger embeddings or a higher learning
-    rate than the others respond more strongly too, so a suspect is only withheld from
-    with ``exclude=True``. ``benchmarks/geno.py`` prints what is found.
+    (:class:`~flower_vfl.strategies.response.Responses`). It is suspected from
+    ``response`` times theirs on, or from half of that on if it has also grown to
+    ``rise`` times what it was at the begin: a warning names the party once, and the
+    metric ``suspected`` is 1. Honest parties that have many more columns, larger
+    embeddings or a higher learning rate than the others respond more strongly too, so
+    a suspect is only withheld from with ``exclude=True``. ``benchmarks/geno.py`` prints
+    what is found.
 
     With no λ given, λ is :func:`outlier_limit` of the party's own last norms. They are
     compared after a multiplication with √B, because the loss is a mean over B rows: the
@@ -110,11 +112,14 @@ class Geno(Defense):
     patience : int | None (default: 500)
         Steps in a row that are withheld before a party's history is forgotten; None
         never forgets it.
-    response : float | None (default: 4.0)
+    response : float | None (default: 5.0)
         A party that responds so many times as strongly as the others is suspected; None
         does not look. There must be two passive parties, embeddings that pass by (so
         not in a deployment that is not vertical), and more than 50 steps after the
         first epoch.
+    rise : float (default: 2.0)
+        What counts as a change of a party's own response; it takes more than 100 steps
+        after the first epoch to see one.
     exclude : bool (default: False)
         Whether the gradients of a suspect are withheld, from then on.
     """
@@ -125,7 +130,8 @@ class Geno(Defense):
         warmup: int = 20,
         window: int = 500,
         patience: int | None = 500,
-        response: float | None = 4.0,
+        response: float | None = 5.0,
+        rise: float = 2.0,
         exclude: bool = False,
     ) -> None:
         given = lambda_ is None or 0.0 < lambda_ < math.inf
@@ -136,6 +142,7 @@ class Geno(Defense):
         require(patient, "patience", "at least 1 or none", patience)
         looking = response is None or 1.0 < response < math.inf
         require(looking, "response", "above 1 or none", response)
+        require(1.0 < rise < math.inf, "rise", "above 1", rise)
         unknown = exclude and response is None
         require(not unknown, "exclude", "false where response is none", exclude)
         self.lambda_ = lambda_
@@ -145,6 +152,7 @@ class Geno(Defense):
         self.history: dict[str, deque[float]] = {}
         self.streak: dict[str, int] = {}  # steps in a row that were withheld
         self.response = response
+        self.rise = rise
         self.exclude = exclude
         self.responses = Responses()
         self.suspects: set[str] = set()
@@ -197,19 +205,20 @@ class Geno(Defense):
         if self.response is None or batch.embedding is None or batch.rows is None:
             return
         if not (self.exclude and party in self.suspects):
-            self.responses.observe(party, batch.embedding, batch.rows, rows)
-            ratio = self.responses.ratio(party)
-            if ratio is not None:
-                batch.metrics["response"] = ratio
-            if ratio is not None and ratio > self.response and self._new(party):
-                log(WARNING, SUSPICION, batch.step, party, ratio, self._consequence)
+            found = self.responses.observe(party, batch.embedding, batch.rows, rows)
+            if found is not None:
+                batch.metrics["response"] = found.ratio
+                self._judge(found, batch)
         batch.metrics["suspected"] = float(party in self.suspects)
 
-    def _new(self, party: str) -> bool:
-        """Suspect a party; return whether it was not suspected before."""
-        known = party in self.suspects
-        self.suspects.add(party)
-        return not known
+    def _judge(self, found: Response, batch: Batch) -> None:
+        assert self.response is not None  # the caller looked
+        much = found.ratio > self.response
+        more = found.ratio > self.response / 2 and found.rise > self.rise
+        if (much or more) and batch.party not in self.suspects:
+            self.suspects.add(batch.party)
+            told = batch.step, batch.party, found.ratio, found.rise, self._consequence
+            log(WARNING, SUSPICION, *told)
 
     @property
     def _consequence(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -20,24 +21,41 @@ TRACKED = 4096  # rows whose embeddings are remembered, of each party
 MEASUREMENTS = 50  # steps over which a response is a median
 
 
+@dataclass
+class Response:
+    """How strongly a party responds.
+
+    Parameters
+    ----------
+    ratio : float
+        Over the median of the other parties.
+    rise : float
+        Over what this ratio was at its begin; 1 as long as that is not known.
+    """
+
+    ratio: float
+    rise: float
+
+
 class Responses:
     """The response of every party: movement of its embeddings over its gradient.
 
     The movement is the median distance, over the rows of a batch, from the embedding
     that the party sent for the same row in the epoch before; the gradient counts with
     its median norm over the rows. A party's response is the median over the last 50
-    batches, and is compared with the median response of the others. Only the first 4096
-    rows are remembered.
+    batches, and is compared with the median response of the others; and this ratio with
+    the median of its own first 50 values. Only the first 4096 rows are remembered.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, Tensor] = {}  # embeddings by row, NaN if not yet sent
         self._logs: dict[str, deque[float]] = {}
+        self._first: dict[str, list[float]] = {}  # ratios
 
     def observe(
         self, party: str, embedding: Tensor, rows: Tensor, gradient: Tensor
-    ) -> None:
-        """Take one batch into account.
+    ) -> Response | None:
+        """Take one batch into account; return the response so far, None if not known.
 
         Parameters
         ----------
@@ -52,7 +70,7 @@ class Responses:
         """
         tracked = rows < TRACKED
         if not tracked.any():
-            return
+            return None
         numbers, now = rows[tracked], embedding.detach().flatten(1)[tracked]
         known = self._known.get(party)
         if known is None or known.shape[1] != now.shape[1]:
@@ -64,6 +82,14 @@ class Responses:
         if moved > 0.0 and norm > 0.0:  # neither is NaN
             logs = self._logs.setdefault(party, deque(maxlen=MEASUREMENTS))
             logs.append(math.log(moved) - math.log(norm))
+        ratio = self.ratio(party)
+        if ratio is None:
+            return None
+        first = self._first.setdefault(party, [])
+        if len(first) < MEASUREMENTS:
+            first.append(ratio)
+            return Response(ratio, 1.0)
+        return Response(ratio, ratio / median(first))
 
     def ratio(self, party: str) -> float | None:
         """Return a party's response over that of the others; None if not yet known.
@@ -83,11 +109,17 @@ class Responses:
             return None
         return math.exp(min(own - median(middles.values()), 700.0))
 
+    def __repr__(self) -> str:
+        """Return what is known of whom."""
+        known = ", ".join(f"{party}: {len(logs)}" for party, logs in self._logs.items())
+        return f"Responses({known})"
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart."""
         known = {party: kept.cpu().clone() for party, kept in self._known.items()}
         logs = {party: list(kept) for party, kept in self._logs.items()}
-        return {"known": known, "logs": logs}
+        first = {party: list(kept) for party, kept in self._first.items()}
+        return {"known": known, "logs": logs, "first": first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state.
@@ -102,3 +134,4 @@ class Responses:
             party: deque(kept, maxlen=MEASUREMENTS)
             for party, kept in state["logs"].items()
         }
+        self._first = {party: list(kept) for party, kept in state["first"].items()}

@@ -93,6 +93,20 @@ def test_standing_still_and_no_gradient_are_no_measurement() -> None:
     assert [responses.ratio(party) for party in "abc"] == [None] * 3
 
 
+def test_a_rise_is_over_the_own_begin() -> None:
+    responses = Responses()
+    walk(responses, "b", [1.0] * MEASUREMENTS)
+    walk(responses, "a", [4.0] * (2 * MEASUREMENTS - 1))
+    place = torch.zeros(1, WIDTH)
+    for _ in range(MEASUREMENTS + 1):
+        place = place + torch.tensor([[0.0, 12.0, 0.0]])
+        gradient = torch.tensor([[1.0, 0.0, 0.0]])
+        found = responses.observe("a", place, torch.tensor([ROWS]), gradient)
+    assert found is not None
+    assert found.ratio == pytest.approx(12.0, rel=1e-4)
+    assert found.rise == pytest.approx(3.0, rel=1e-4)
+
+
 def test_what_is_kept_goes_on() -> None:
     whole, halves = Responses(), Responses()
     walk(whole, "b", [1.0] * MEASUREMENTS)
@@ -104,6 +118,30 @@ def test_what_is_kept_goes_on() -> None:
     for each in (whole, again):
         walk(each, "a", [3.0] * 20)
     assert whole.ratio("a") == again.ratio("a") is not None
+    assert str(whole.state_dict()) == str(again.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "suspected"),
+    [(1.0, 3.0, 1.0), (1.0, 2.4, 0.0), (2.0, 3.0, 0.0), (4.8, 4.9, 0.0), (1, 5.1, 1)],
+)
+def test_who_is_suspected(before: float, after: float, suspected: float) -> None:
+    """From five times the others on, or from half of that on after a rise to twice."""
+    geno = Geno()
+    lengths = {"a": [before] * 100 + [after] * 100, "b": [1.0] * 200}
+    places = {"a": torch.zeros(2, 2), "b": torch.zeros(2, 2)}
+    for step in range(200):
+        for party in "ab":
+            places[party] = places[party] + lengths[party][step] / math.sqrt(2)
+            sent, rows = places[party], torch.arange(2)
+            batch = Batch(party, step + 1, 0, embedding=sent, rows=rows)
+            geno(torch.eye(2), batch)
+            if (step, party) == (99, "a"):
+                assert batch.metrics["suspected"] == 0.0
+            if (step, party) == (199, "a"):
+                assert batch.metrics["suspected"] == suspected
+                assert batch.metrics["response"] == pytest.approx(after, rel=1e-3)
+    assert batch.metrics["suspected"] == 0.0
 
 
 def train(
@@ -159,7 +197,7 @@ def test_an_active_party_is_suspected(caplog: pytest.LogCaptureFixture) -> None:
         result = train(Geno(), gamma=25.0)
     assert last(result, "suspected") == [0.0, 1.0]
     assert last(result, "withheld") == [0.0, 0.0]
-    said = [r.message for r in caplog.records if "scale its training up" in r.message]
+    said = [r.message for r in caplog.records if "may scale its" in r.message]
     assert len(said) == 1
     assert said[0].startswith("step 57: the embeddings of 'passive-2' move 11")
     assert "geno:exclude=true would withhold" in said[0]
@@ -214,6 +252,7 @@ def test_suspects_survive_a_restart() -> None:
     [
         ({"response": 1.0}, "response must be above 1 or none, got 1"),
         ({"response": math.inf}, "response"),
+        ({"rise": 1.0}, "rise must be above 1, got 1"),
         ({"response": None, "exclude": True}, "exclude must be false where response"),
     ],
 )
