@@ -22,14 +22,12 @@ import argparse
 import logging
 import statistics
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from flwr.app import Context
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
+from victims import complete, train
 
 from flower_vfl.attacks.completed import completion_scores
 from flower_vfl.attacks.completion import (
@@ -37,20 +35,9 @@ from flower_vfl.attacks.completion import (
     ModelCompletion,
     summarise_completion,
 )
-from flower_vfl.attacks.malicious import MaliciousAdam
 from flower_vfl.attacks.mixmatch import Inputs, can_mix
-from flower_vfl.client_app import vertical_client_app
-from flower_vfl.grid import InProcessGrid
-from flower_vfl.label import LabelParty
-from flower_vfl.passive import PassiveParty
 from flower_vfl.schedule import TEST, TRAIN
-from flower_vfl.sessions import node_name
-from flower_vfl.simulations.app import train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.nodes import label_at, passive_at
-from flower_vfl.simulations.optimizers import build_optimizer
-
-ATTACKER = "passive-1"
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,6 @@ CASES = {
             optimizer="adam:lr=0.001",
             epochs=15,
             batch_size=128,
-            evaluate_every=15,
         ),
         ModelCompletion(labels=40, steps=512, freeze_bottom=True, shift=0),
         "0.7632",
@@ -100,28 +86,6 @@ CASES = {
         *_LOAN,
     ),
 }
-
-
-def trained_parties(
-    config: RunConfig, malicious: bool
-) -> tuple[PassiveParty, LabelParty, dict[str, Any]]:
-    """Train a split model; return the attacker, the label party and the metrics."""
-
-    def passive(context: Context) -> PassiveParty:
-        party = passive_at(context)
-        if malicious and node_name(context) == ATTACKER:
-            honest = build_optimizer(config.optimizer)
-            assert isinstance(honest, partial) and honest.func is torch.optim.Adam
-            party.make_optimizer = partial(MaliciousAdam, **honest.keywords)
-        return party
-
-    app = vertical_client_app(passive=passive, label=label_at)
-    with InProcessGrid(app, config.parties + 1, config.to_run_config()) as grid:
-        document = train(grid, config, "in-process", progress=False)
-        parties = grid.parties()
-    attacker, label = parties[ATTACKER], parties["label"]
-    assert isinstance(attacker, PassiveParty) and isinstance(label, LabelParty)
-    return attacker, label, document["final"]
 
 
 def linear_scores(
@@ -156,25 +120,19 @@ class Outcome:
 
 def attack(case: Case, seed: int, malicious: bool) -> Outcome:
     """Train, attack, and compare."""
-    config = replace(case.run, seed=seed)
-    party, label, final = trained_parties(config, malicious)
-    assert party.split is not None and label.raw_labels is not None
-    train_rows = torch.from_numpy((party.split == TRAIN).nonzero()[0])
-    test_rows = torch.from_numpy((party.split == TEST).nonzero()[0])
-    labels = label.raw_labels.long()
-    result = replace(case.attack, seed=seed).run(
-        party.model,
-        party.take(train_rows),
-        labels[train_rows],
-        int(labels.max()) + 1,
-        party.take(test_rows),
-        labels[test_rows],
-    )
+    attack = "active" if malicious else ""
+    trained = train(replace(case.run, seed=seed, attack=attack))
+    party, labels = trained.attacker, trained.labels
+    assert party.model is not None
+    result = complete(case.attack, trained, party.model, seed)
+    train_rows, test_rows = trained.rows(TRAIN), trained.rows(TEST)
     known = train_rows[list(result.rows)]
     rest = train_rows[~torch.isin(train_rows, known)]
     linear = linear_scores(party.features, labels, known, [rest, test_rows])
     found = [scores[result.metric] for scores in linear]
-    return Outcome(result, (found[0], found[1]), final["test_accuracy"])
+    return Outcome(
+        result, (found[0], found[1]), trained.document["final"]["test_accuracy"]
+    )
 
 
 def report(name: str, kind: str, outcomes: list[Outcome], paper: str) -> None:

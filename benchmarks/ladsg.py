@@ -39,31 +39,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
-from torch import Tensor, nn
+from torch import Tensor
+from victims import ATTACKER, complete, train
 
 from flower_vfl.attacks.completed import reinitialise
-from flower_vfl.attacks.completion import CompletionResult, ModelCompletion
+from flower_vfl.attacks.completion import ModelCompletion
 from flower_vfl.attacks.scores import direct_attack
-from flower_vfl.grid import InProcessGrid
-from flower_vfl.label import LabelParty
-from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.passive import PassiveParty
 from flower_vfl.randomness import RandomState
-from flower_vfl.schedule import TEST, TRAIN
-from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.presets import preset
-from flower_vfl.simulations.results import result_document
-from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
-ATTACKER = "passive-1"
 Scores = dict[str, float]
 Settings = dict[str, str]
 
@@ -198,76 +189,6 @@ class Reader(NoDefense):
         return found
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A split model and what its training reported."""
-
-    attacker: PassiveParty
-    label: LabelParty
-    document: dict[str, Any]
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all rows."""
-        assert self.label.raw_labels is not None
-        return self.label.raw_labels.long()
-
-    @property
-    def test(self) -> float:
-        """The test metric."""
-        return float(
-            self.document["final"][f"test_{MAIN_METRIC[self.label.objective.task]}"]
-        )
-
-    def mean(self, metric: str) -> float:
-        """Return the mean of a training metric over parties and epochs."""
-        found = [
-            value
-            for epoch in self.document["epochs"]
-            for name, value in epoch.items()
-            if name.partition("/")[0] == metric
-        ]
-        return statistics.fmean(found) if found else float("nan")
-
-
-def train(config: RunConfig, reader: Reader | None = None) -> Trained:
-    """Train a split model."""
-    config = replace(
-        config, reproducible_noise=True, evaluate_every=config.epochs, device="cpu"
-    )
-    strategy = make_strategy(config, progress=False)
-    if reader is not None:
-        defenses = [build_defense(config.defense)] if config.defense else []
-        strategy.transforms = [*defenses, reader]
-    started = time.time()
-    with InProcessGrid(client_app, config.parties + 1, config.to_run_config()) as grid:
-        result = strategy.start(grid, num_rounds=config.epochs)
-        parties = grid.parties()
-    attacker, label = parties[ATTACKER], parties["label"]
-    assert isinstance(attacker, PassiveParty) and isinstance(label, LabelParty)
-    document = result_document(config, "in-process", result, time.time() - started)
-    return Trained(attacker, label, document)
-
-
-def complete(
-    case: Case, trained: Trained, model: nn.Module, seed: int
-) -> CompletionResult:
-    """Let the attacker complete a bottom model."""
-    party, labels = trained.attacker, trained.labels
-    assert party.split is not None
-    training, test = (
-        torch.from_numpy((party.split == code).nonzero()[0]) for code in (TRAIN, TEST)
-    )
-    return replace(case.attack, seed=seed).run(
-        model,
-        party.take(training),
-        labels[training],
-        int(labels.max()) + 1,
-        party.take(test),
-        labels[test],
-    )
-
-
 def completion(case: Case, config: RunConfig, kind: str) -> Scores:
     """Return what the passive or the active attack comes to."""
     if kind == "active":
@@ -275,7 +196,7 @@ def completion(case: Case, config: RunConfig, kind: str) -> Scores:
     trained = train(config)
     bottom = trained.attacker.model
     assert bottom is not None
-    result = complete(case, trained, bottom, config.seed)
+    result = complete(case.attack, trained, bottom, config.seed)
     found = {
         "train": result.train_success,
         "test": result.test_success,
@@ -289,7 +210,7 @@ def completion(case: Case, config: RunConfig, kind: str) -> Scores:
     }
     if kind == "passive" and not config.defense and config.objective == "auto":
         with RandomState(config.seed):  # what there is to be lost by a bad model
-            new = complete(case, trained, reinitialise(bottom), config.seed)
+            new = complete(case.attack, trained, reinitialise(bottom), config.seed)
         model |= {"untrained": new.train_success, "untrained_test": new.test_success}
     known = (found | model).items()
     return {k: v for k, v in known if v is not None and not math.isnan(v)}
@@ -302,7 +223,7 @@ def direct(case: Case, config: RunConfig) -> Scores:
         replace(
             config, top="none", aggregation="sum", width=case.width, epochs=case.epochs
         ),
-        reader,
+        [reader],
     )
     successes, aucs = zip(*reader.scores(), strict=True)
     by_epoch = {f"epoch {number}": value for number, value in enumerate(successes, 1)}
