@@ -14,7 +14,8 @@ that of the work of both. Memory is the growth of the process at its peak, for b
 With --handshake the union is that of `VerticalStrategy(alignment="psu")`, as Flower
 messages over an `InProcessGrid`, from the hello to the agreement on the aligned rows.
 
-Where openmined-psi is installed, its intersection of the same ids follows (one core).
+Where openmined-psi is installed, its intersection of the same ids follows (one core);
+`pip install --no-deps openmined-psi` leaves alone the newer protobuf that Flower needs.
 """
 
 from __future__ import annotations
