@@ -120,7 +120,7 @@ def _average(entries: list[dict[str, Any]], key: str) -> str:
 
 
 def _show_bounds(console: Console, document: dict[str, Any]) -> None:
-    """Print what a defense guarantees, party by party."""
+    """Print what a defense guarantees and found, party by party."""
     for name, series in document["series"].items():
         metric, _, party = name.partition("/")
         if metric == AUC_BOUND:
@@ -135,4 +135,13 @@ def _show_bounds(console: Console, document: dict[str, Any]) -> None:
             count, steps = int(sum(series["values"])), len(series["values"])
             console.print(
                 f"{party} got no gradient in {count} of {steps} steps", highlight=False
+            )
+        if metric == "suspected" and any(series["values"]):
+            first = series["steps"][series["values"].index(1.0)]
+            responses = document["series"][f"response/{party}"]["values"]
+            console.print(
+                f"{party} is suspected from step {first} on: its embeddings move up to "
+                f"{max(responses):.1f} times as far for its gradients as those of the "
+                "other parties",
+                highlight=False,
             )

@@ -312,6 +312,18 @@ def test_a_person_is_shown_what_leaks(
     assert "|rho| of score and label" in output and "leak AUC" not in output
 
 
+def test_a_person_is_shown_who_is_suspected(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "run --dataset breast-cancer --batch-size 64 --epochs 15 --defense geno"
+    attack = "active:gamma=25,labels=40,steps=2"
+    code, out, _ = call(capsys, monkeypatch, *text.split(), "--attack", attack)
+    assert code == 0
+    assert "passive-1 is suspected from step" in out
+    assert "passive-2 is suspected" not in out
+    assert "got no gradient" not in out
+
+
 def test_settings_of_a_file_with_lists_and_tables(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
