@@ -1,4 +1,4 @@
-"""How strongly parties respond to gradients: what an active attacker cannot hide.
+"""How strongly parties respond to gradients: what gives an active attacker away.
 
 A party that scales its own training up (`flower_vfl.attacks.malicious`) gets smaller
 gradients, because its embeddings fit better, and moves its embeddings further all the
@@ -50,6 +50,7 @@ class Responses:
     def __init__(self) -> None:
         self._known: dict[str, Tensor] = {}  # embeddings by row, NaN if not yet sent
         self._logs: dict[str, deque[float]] = {}
+        self._middles: dict[str, float] = {}  # the median of each party's logarithms
         self._first: dict[str, list[float]] = {}  # ratios
 
     def observe(
@@ -71,7 +72,8 @@ class Responses:
         tracked = rows < TRACKED
         if not tracked.any():
             return None
-        numbers, now = rows[tracked], embedding.detach().flatten(1)[tracked]
+        numbers = rows[tracked]
+        now = embedding.detach().flatten(1)[tracked].to(gradient.dtype)
         known = self._known.get(party)
         if known is None or known.shape[1] != now.shape[1]:
             known = now.new_full((TRACKED, now.shape[1]), math.nan)
@@ -82,6 +84,7 @@ class Responses:
         if moved > 0.0 and norm > 0.0:  # neither is NaN
             logs = self._logs.setdefault(party, deque(maxlen=MEASUREMENTS))
             logs.append(math.log(moved) - math.log(norm))
+            self._summarise(party)
         ratio = self.ratio(party)
         if ratio is None:
             return None
@@ -99,15 +102,15 @@ class Responses:
         party : str
             Its name.
         """
-        middles = {
-            name: median(logs)
-            for name, logs in self._logs.items()
-            if len(logs) == MEASUREMENTS
-        }
-        own = middles.pop(party, None)
-        if own is None or not middles:
+        own = self._middles.get(party)
+        others = [middle for name, middle in self._middles.items() if name != party]
+        if own is None or not others:
             return None
-        return math.exp(min(own - median(middles.values()), 700.0))
+        return math.exp(min(own - median(others), 700.0))
+
+    def _summarise(self, party: str) -> None:
+        if len(self._logs[party]) == MEASUREMENTS:
+            self._middles[party] = median(self._logs[party])
 
     def __repr__(self) -> str:
         """Return what is known of whom."""
@@ -135,3 +138,6 @@ class Responses:
             for party, kept in state["logs"].items()
         }
         self._first = {party: list(kept) for party, kept in state["first"].items()}
+        self._middles = {}
+        for party in self._logs:
+            self._summarise(party)
