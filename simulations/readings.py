@@ -206,7 +206,7 @@ def epoch(run: Found, metric: str, epochs: Epochs = "all") -> float:
 
 
 def seconds(
-    run: Found, of: Literal["step", "epoch", "training", "total"] = "step"
+    run: Found, of: Literal["step", "defense", "epoch", "training", "total"] = "step"
 ) -> float:
     """Return how long something took.
 
@@ -214,8 +214,8 @@ def seconds(
     ----------
     run : Found
         The run.
-    of : {"step", "epoch", "training", "total"} (default: "step")
-        What.
+    of : {"step", "defense", "epoch", "training", "total"} (default: "step")
+        What; the defense in a step, if the strategy applies it.
     """
     spent = run.document["seconds"]
     if of == "epoch":

@@ -43,6 +43,7 @@ def result_document(
         for epoch in train
     ]
     training: float = sum(metrics["seconds"] for metrics in epochs)
+    defense: float = sum(metrics.get("defense_seconds", 0.0) for metrics in epochs)
     steps: int = sum(metrics["steps"] for metrics in epochs)
     # checkpoints of an older version have no bytes
     traffic: int = sum(metrics.get("bytes", 0) for metrics in epochs)
@@ -65,6 +66,7 @@ def result_document(
             "total": seconds,
             "training": training,
             "step": training / steps if steps else 0.0,
+            "defense": defense / steps if steps else 0.0,  # of a step
         },
         "bytes": {"training": traffic, "step": traffic / steps if steps else 0.0},
     }

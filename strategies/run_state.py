@@ -38,6 +38,8 @@ class RunState:
         Rows that went into each sum; not every step reports every metric.
     seconds : float (default: 0.0)
         Of the steps of the current epoch.
+    defense_seconds : float (default: 0.0)
+        What the defenses at the strategy, and their measurement, took of them.
     traffic : int (default: 0)
         Bytes of the arrays that travelled in them.
     batch_rows : float (default: 0.0)
@@ -60,6 +62,7 @@ class RunState:
     sums: dict[str, float] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    defense_seconds: float = 0.0
     traffic: int = 0
     batch_rows: float = 0.0
     series: dict[str, Series] = field(default_factory=dict)
@@ -128,8 +131,11 @@ class RunState:
         """
         averages = {name: total / self.rows[name] for name, total in self.sums.items()}
         cost = {"seconds": self.seconds, "steps": steps, "bytes": self.traffic}
+        if self.defense_seconds:
+            cost["defense_seconds"] = self.defense_seconds
         self.train[epoch] = {**averages, **cost}
         self.sums, self.rows, self.seconds, self.traffic = {}, {}, 0.0, 0
+        self.defense_seconds = 0.0
 
 
 @dataclass

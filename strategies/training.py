@@ -7,14 +7,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
 
-from flower_vfl.arrays import to_array, to_tensor
 from flower_vfl.checkpoints import step_tag, tagged_step
-from flower_vfl.defending import Defender
 from flower_vfl.errors import (
     ConfigError,
     PartyRestartedError,
@@ -22,16 +20,14 @@ from flower_vfl.errors import (
     unknown_name,
 )
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.objectives import Task
 from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
-from flower_vfl.schedule import Plan, count_batches
-from flower_vfl.transform import Seen
-from flower_vfl.watch import LIMIT, LeakWatch, split_late
+from flower_vfl.schedule import count_batches
+from flower_vfl.watch import LIMIT, split_late
 
 from .courier import Courier, embeddings, noted
+from .guard import Guard
 from .keeper import Keeper
 from .meeting import Meeting
-from .onlooker import Onlooker
 from .progress import TrainingProgress
 from .run_state import RunState, interruptible
 from .tracking import Trackers
@@ -69,11 +65,10 @@ class Training:
         self.meeting = meeting
         self.epochs = epochs
         self.state = RunState()
-        self.defender = self._make_defender()
+        self._guard = Guard(strategy, meeting)
+        self.defender = self._guard.defender
         rows = meeting.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
-        plan = Plan(strategy.seed, strategy.batch_size)
-        self._onlooker = Onlooker(rows, plan, self.defender.sees_embeddings)
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
         self.labels: Array | None = None  # for measuring every layer, in simulations
         leakage = strategy.leakage
@@ -85,15 +80,6 @@ class Training:
         self._trackers = Trackers(strategy.trackers)
         self._rewinds = 0
         self._rewound_at = -1
-
-    def _make_defender(self) -> Defender:
-        """Return what is done here to gradients: nothing if the label party does it."""
-        strategy, leakage = self.strategy, self.strategy.leakage
-        if not strategy.transforms or strategy.placement == "label":
-            return Defender()
-        task = cast(Task, self.meeting.label.task)
-        watch = None if leakage is None else LeakWatch(leakage, task)
-        return Defender(strategy.transforms, strategy.noise_seed, watch)
 
     def run(self) -> RunState:
         """Train until the last epoch or until early stopping, and return the state."""
@@ -169,8 +155,9 @@ class Training:
         if self.defender.late:
             content.config["late"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
-        seen = self._onlooker.look(parts or {}, epoch, index)
-        self._gradients = self._defend(reply, step, epoch, seen)
+        given = reply, parts or {}, step, epoch, index
+        self._gradients = self._guard.defend(*given)
+        self.state.defense_seconds += self._guard.seconds
         self.labels = reply.labels if self._shown else None
         self._gradient_step = self.state.step = step
         late, metrics = split_late(reply.metrics)
@@ -202,18 +189,6 @@ class Training:
         for name, value in noted.items():
             self.state.trace(name, self._gradient_step, float(value))
         self._gradients, self._gradient_step, self.labels = {}, 0, None
-
-    def _defend(
-        self, reply: Content, step: int, epoch: int, seen: Seen | None
-    ) -> dict[str, Array]:
-        """Return what each passive party gets: the gradient, transformed."""
-        if self.defender.idle:
-            return dict(reply.arrays)
-        labels = None if reply.labels is None else to_tensor(reply.labels)
-        given = reply.tensors(), labels, step, epoch
-        defended = self.defender.defend(*given, seen=seen)
-        reply.metrics.update(defended.metrics)
-        return {name: to_array(g) for name, g in defended.gradients.items()}
 
     def _tell_passive(self, verb: Verb, **config: str) -> None:
         """Send a request to every passive party, with the gradient that is due."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -95,3 +96,20 @@ def test_a_transform_that_works_in_place_does_not_reach_other_parties(
         return weights(label, *passive)
 
     assert_equal(run(InPlace(0)), run(Copying(0)))
+
+
+def test_the_time_of_the_defenses_is_reported() -> None:
+    class Slow(Recorder):
+        def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
+            time.sleep(0.01)
+            return gradient
+
+    label, passive = simple_parties(trust_server=True)
+    result = train([label, *passive], epochs=2, transforms=[Slow(1)])
+    for metrics in result.train_metrics_clientapp.values():
+        spent, whole = metrics["defense_seconds"], metrics["seconds"]
+        # two parties in each of three steps
+        assert 0.06 <= spent < whole  # type: ignore[operator]
+    label, passive = simple_parties()
+    plain = train([label, *passive]).train_metrics_clientapp
+    assert "defense_seconds" not in plain[1]

@@ -40,7 +40,8 @@ def run(config: RunConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
     epochs = [
-        {k: v for k, v in e.items() if k != "seconds"} for e in document["epochs"]
+        {k: v for k, v in e.items() if not k.endswith("seconds")}
+        for e in document["epochs"]
     ]
     kept = {k: v for k, v in document.items() if k not in ("seconds", "config")}
     return kept | {"epochs": epochs}
