@@ -105,11 +105,11 @@ def test_the_time_of_the_defenses_is_reported() -> None:
             return gradient
 
     label, passive = simple_parties(trust_server=True)
-    result = train([label, *passive], epochs=2, transforms=[Slow(1)])
+    result = train([label, *passive], epochs=2, transforms=[Slow(1)])[1]
     for metrics in result.train_metrics_clientapp.values():
         spent, whole = metrics["defense_seconds"], metrics["seconds"]
         # two parties in each of three steps
         assert 0.06 <= spent < whole  # type: ignore[operator]
     label, passive = simple_parties()
-    plain = train([label, *passive]).train_metrics_clientapp
+    plain = train([label, *passive])[1].train_metrics_clientapp
     assert "defense_seconds" not in plain[1]
