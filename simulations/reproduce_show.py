@@ -27,7 +27,18 @@ what the paper prints. "Data" says which of our data stood in for the paper's. A
 difference is listed where our mean is further from the paper's than two standard
 deviations and than the tolerance of the table; one without a reason is called
 unexplained.
+
+What the papers say in words is checked where a number can decide it. All in all:
 """
+_OVERVIEW = (
+    "table",
+    "run with",
+    "figures of both",
+    "alike",
+    "differ unexplained",
+    "said and held",
+    "said and missed",
+)
 
 
 def command_of(experiment: Experiment, quick: bool = False) -> str:
@@ -298,15 +309,39 @@ def _one_line(cell: Cell, missing: str) -> str:
 
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
-    parts, paper = [_HEAD], ""
+    parts: list[str] = []
+    counted = [_line(_OVERVIEW), "|---" * len(_OVERVIEW) + "|"]
+    paper = ""
     for name in experiment_names():
         experiment = load_experiment(name)
         if experiment.about["paper"] != paper:
             paper = experiment.about["paper"]
             parts.append(f"## {paper}\n")
         frame = saved_results(experiment)
-        parts.append(as_markdown(experiment, _nothing() if frame is None else frame))
-    return "\n".join(parts)
+        frame = _nothing() if frame is None else frame
+        counted.append(_counted(experiment, frame))
+        parts.append(as_markdown(experiment, frame))
+    return "\n".join([_HEAD, *counted, "", *parts])
+
+
+def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
+    """Return a table's line of the overview."""
+    title = f"{experiment.about['paper']}, {experiment.about['title']}"
+    if frame.empty:
+        return _line([title, "not run yet", *[""] * (len(_OVERVIEW) - 2)])
+    cells = cells_of(experiment, frame)
+    both = [c for row in cells.values() for c in row if c.paper and c.values]
+    differing = differences_of(experiment, cells)
+    unexplained = len(differing.pop("", []))
+    judged = [judge(claim, experiment, cells)[1] for claim in experiment.claims]
+    counts = (
+        len(both),
+        len(both) - unexplained - sum(map(len, differing.values())),
+        unexplained,
+        judged.count(True),
+        judged.count(False),
+    )
+    return _line([title, seeds_text(experiment, frame), *map(str, counts)])
 
 
 def _nothing() -> pd.DataFrame:

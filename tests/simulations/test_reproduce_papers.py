@@ -137,6 +137,27 @@ def test_the_page_in_docs_is_the_one_that_would_be_written() -> None:
     assert page.read_text(encoding="utf-8") == reproduce_show.results_page()
 
 
+def test_the_overview_counts_what_the_tables_say() -> None:
+    page = reproduce_show.results_page()
+    head, *tables = page.split("### ")
+    rows = [line for line in head.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(tables) == len(experiment_names())
+    for row, table in zip(rows, tables, strict=True):
+        title, run, figures, alike, unexplained, held, missed = (
+            cell.strip() for cell in row.strip("|").split("|")
+        )
+        assert table.startswith(title)
+        if run == "not run yet":
+            assert "Not run yet." in table
+            continue
+        differing = [x for x in table.splitlines() if x.startswith("- Differs")]
+        listed = sum(line.partition(". ")[0].count("; ") + 1 for line in differing)
+        assert int(figures) == int(alike) + listed
+        assert (int(unexplained) > 0) == ("**unexplained**" in table)
+        assert int(held) == table.count("(held)")
+        assert int(missed) == table.count("(missed)")
+
+
 def test_shared_files_are_toml() -> None:
     for path in (PAPERS / "shared").glob("*.toml"):
         assert tomllib.loads(path.read_text(encoding="utf-8"))["paper"]
