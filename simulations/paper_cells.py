@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,10 +148,29 @@ def compare(value: float, other: float, how: str) -> float:
     return value / other if how == "ratio" else 100.0 * (value / other - 1.0)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a claim of a paper comes to with our values.
+
+    Parameters
+    ----------
+    value : float | None
+        Ours; None where there is nothing to look up, or nothing was measured.
+    beside : tuple[float, ...]
+        Values of the rows that it is compared with.
+    held : bool | None
+        Whether the claim holds; None where a number cannot decide it.
+    """
+
+    value: float | None
+    beside: tuple[float, ...]
+    held: bool | None
+
+
 def judge(
     claim: Claim, experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
-) -> tuple[float | None, bool | None]:
-    """Return our value of what a claim is about, and whether it holds.
+) -> Verdict:
+    """Return what a claim comes to: above or below another row is not the same value.
 
     Parameters
     ----------
@@ -161,11 +180,6 @@ def judge(
         The table it belongs to.
     cells : Mapping[tuple[str, ...], list[Cell]]
         As :func:`cells_of` returned them.
-
-    Returns
-    -------
-    tuple[float | None, bool | None]
-        None where there is nothing to look up, or nothing was measured.
     """
     names = [column.name for column in experiment.shown]
     by_name = {" / ".join(labels): row for labels, row in cells.items()}
@@ -173,14 +187,14 @@ def judge(
     def look(row: str) -> float | None:
         return by_name[row][names.index(claim.column)].value if row else None
 
-    value = look(claim.row)
-    bounds: Sequence[tuple[float | None, int]] = (
-        (claim.least, 1),
-        (claim.most, -1),
-        (look(claim.above), 1),
-        (look(claim.below), -1),
+    value, above, below = look(claim.row), look(claim.above), look(claim.below)
+    beside = tuple(other for other in (above, below) if other is not None)
+    if value is None or (not beside and claim.least is claim.most is None):
+        return Verdict(value, (), None)
+    held = (
+        (claim.least is None or value >= claim.least)
+        and (claim.most is None or value <= claim.most)
+        and (above is None or value > above)
+        and (below is None or value < below)
     )
-    given = [(bound, sign) for bound, sign in bounds if bound is not None]
-    if value is None or not given:
-        return value, None
-    return value, all(sign * (value - bound) >= 0.0 for bound, sign in given)
+    return Verdict(value, beside, held)

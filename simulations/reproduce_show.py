@@ -189,10 +189,12 @@ def claims_of(
     """
     lines = []
     for claim in experiment.claims:
-        value, held = judge(claim, experiment, cells)
-        ours = "" if value is None else f" Ours: {value:.3f}"
-        if held is not None:
-            ours += " (held)." if held else " (missed)."
+        found = judge(claim, experiment, cells)
+        ours = "" if found.value is None else f" Ours: {found.value:.3f}"
+        if found.beside:
+            ours += f" beside {' and '.join(f'{other:.3f}' for other in found.beside)}"
+        if found.held is not None:
+            ours += " (held)." if found.held else " (missed)."
         elif ours:
             ours += "."
         lines.append(f"{claim.text}{ours}")
@@ -333,7 +335,7 @@ def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
     both = [c for row in cells.values() for c in row if c.paper and c.values]
     differing = differences_of(experiment, cells)
     unexplained = len(differing.pop("", []))
-    judged = [judge(claim, experiment, cells)[1] for claim in experiment.claims]
+    judged = [judge(claim, experiment, cells).held for claim in experiment.claims]
     counts = (
         len(both),
         len(both) - unexplained - sum(map(len, differing.values())),

@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations import reproducing
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.experiment_files import read_experiment
-from flower_vfl.simulations.paper_cells import cells_of, judge
+from flower_vfl.simulations.paper_cells import Verdict, cells_of, judge
 from flower_vfl.simulations.reproduce_show import as_markdown, differences_of
 from flower_vfl.simulations.reproducing import (
     measured,
@@ -236,14 +236,15 @@ def frame_of(values: dict[str, float]) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize(("noise", "held"), [(0.4, True), (0.95, False)])
+@pytest.mark.parametrize(("noise", "held"), [(0.4, True), (0.9, False), (0.95, False)])
 def test_claims_and_differences_are_judged(
     paper: Path, noise: float, held: bool
 ) -> None:
     experiment = read_experiment(paper)
     frame = frame_of({"none": 0.9, "noise": noise})
     cells = cells_of(experiment, frame)
-    assert judge(experiment.claims[0], experiment, cells) == (noise, held)
+    verdict = judge(experiment.claims[0], experiment, cells)
+    assert verdict == Verdict(noise, (0.9,), held)
     assert differences_of(experiment, cells) == {
         "": ["Cancer / none, AUC / norm"],  # 0.9, the paper has 1.5
         "Because.": ["Cancer / noise, AUC"],  # the paper has 0.2
