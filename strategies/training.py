@@ -155,8 +155,8 @@ class Training:
         if self.defender.late:
             content.config["late"] = True
         reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
-        given = reply, parts or {}, step, epoch, index
-        self._gradients = self._guard.defend(*given)
+        sent: dict[str, Array] = dict(parts or {})
+        self._gradients = self._guard.defend(reply, sent, step, epoch, index)
         self.state.defense_seconds += self._guard.seconds
         self.labels = reply.labels if self._shown else None
         self._gradient_step = self.state.step = step
