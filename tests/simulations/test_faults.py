@@ -150,7 +150,7 @@ def test_a_cut_costs_no_step_and_a_death_those_since_the_checkpoint(
     assert_same(trial.states(), expected)
 
 
-@pytest.mark.parametrize("trial", [{"silence": 1.0, "timeout": 6.0}], indirect=True)
+@pytest.mark.parametrize("trial", [{"silence": 1.0, "timeout": 10.0}], indirect=True)
 def test_a_party_that_stays_away_ends_the_run_with_its_name(
     trial: Trial, expected: dict[str, Any], parties: list[PartySpec]
 ) -> None:
