@@ -89,7 +89,7 @@ def normalise_image(image: Tensor) -> Tensor:
     """Map ``uint8`` pixels linearly from 0..255 to -1..1, as ``float32``.
 
     The channels of a pixel lie side by side in memory, which makes convolution and
-    pooling about 1.5 times as fast on a CPU.
+    pooling faster on a CPU.
 
     Parameters
     ----------
