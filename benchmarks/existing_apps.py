@@ -1,6 +1,6 @@
 """Leak AUC of two Flower apps of others, before and after one line: the two adapters.
 
-The apps are those of the tests (``tests/strategies/foreign_apps.py``): in the first the
+The apps are those of the tests (``tests/support/foreign_apps.py``): in the first the
 server holds the labels, in the second a client does. Prints the table of
 ``docs/existing-deployments.md``; every number is the mean over the noise seeds.
 """

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.attacks import leak_auc
-from flower_vfl.defending import LabelStep
-from flower_vfl.holding import Holding
-from flower_vfl.schedule import TRAIN
+from flower_vfl.defender import LabelStep
+from flower_vfl.leakage.attacks import leak_auc
+from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models import build_bottom, build_top
 from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.strategies import EarlyStopping, VerticalStrategy
-from flower_vfl.watch import Leakage
 
 WIDTH = 128
 
@@ -100,17 +100,17 @@ def absent_rows(codes: np.ndarray, ratio: float, seed: int, side: str) -> np.nda
     return mask
 
 
-def holdings(case: Case, codes: np.ndarray, seed: int) -> tuple[Holding, Holding]:
+def holdings(case: Case, codes: np.ndarray, seed: int) -> tuple[RowIndex, RowIndex]:
     """Return what the label party and the passive party are placed on."""
     labels = absent_rows(codes, case.beta, seed, "label")
     features = absent_rows(codes, case.alpha, seed, "features")
     if case.partial:
         kept = torch.from_numpy(np.flatnonzero(~(labels | features)))
-        return Holding(kept), Holding(kept)
+        return RowIndex(kept), RowIndex(kept)
     shares = {"passive-1": 1.0 - case.alpha, "label": 1.0 - case.beta}
     numbers = np.arange(len(codes))
     both = (np.where(absent, -1, numbers) for absent in (labels, features))
-    own, others = (Holding(torch.from_numpy(local), shares) for local in both)
+    own, others = (RowIndex(torch.from_numpy(local), shares) for local in both)
     return own, others
 
 

@@ -27,7 +27,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
-from flower_vfl.attacks import (
+from flower_vfl.leakage.attacks import (
     leak_auc,
     mean_attack,
     norm_attack,
@@ -35,9 +35,9 @@ from flower_vfl.attacks import (
     roc_auc,
 )
 from flower_vfl.objectives import Objective
-from flower_vfl.party import as_tensors
+from flower_vfl.parties.base import as_tensors
+from flower_vfl.parties.schedule import TEST, TRAIN, VALID
 from flower_vfl.randomness import RandomState, derive_seed
-from flower_vfl.schedule import TEST, TRAIN, VALID
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models import BottomModel, build_bottom
 from flower_vfl.simulations.objectives import objective_for

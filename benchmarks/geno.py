@@ -43,18 +43,18 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from flower_vfl.attacks.malicious import MaliciousAdam, MaliciousSGD
-from flower_vfl.client_app import vertical_client_app
-from flower_vfl.grid import InProcessGrid
+from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.passive import PassiveParty
-from flower_vfl.sessions import node_name
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.protocol.replay import node_name
 from flower_vfl.simulations.app import make_strategy
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.models.optimizers import build_optimizer
 from flower_vfl.simulations.nodes import label_at, passive_at
-from flower_vfl.simulations.optimizers import build_optimizer
-from flower_vfl.strategies.geno import LARGEST_NORM, Geno, gradient_norm
-from flower_vfl.strategies.no_defense import NoDefense
+from flower_vfl.strategies.defenses.geno import LARGEST_NORM, Geno, gradient_norm
+from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
 ATTACKER = "passive-1"

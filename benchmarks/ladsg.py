@@ -46,13 +46,13 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 from victims import ATTACKER, complete, train
 
-from flower_vfl.attacks.completed import reinitialise
-from flower_vfl.attacks.completion import ModelCompletion
-from flower_vfl.attacks.scores import direct_attack
+from flower_vfl.leakage.attacks.scores import direct_attack
+from flower_vfl.leakage.completed_model import reinitialise
+from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.randomness import RandomState
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.presets import preset
-from flower_vfl.strategies.no_defense import NoDefense
+from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
 Scores = dict[str, float]

@@ -35,13 +35,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from flower_vfl.grid import InProcessGrid
+from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.objectives import ladistill, teacher
 from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.presets import preset
 from flower_vfl.strategies import build_defense
-from flower_vfl.strategies.no_defense import NoDefense
+from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
 Seconds = tuple[float, float]  # wall and CPU

@@ -22,7 +22,7 @@ import torch
 
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.engines import run_in_process
+from flower_vfl.simulations.runtime.engines import run_in_process
 from flower_vfl.transform import AUC_BOUND
 
 DATASETS = ("spambase", "credit-default", "criteo")

@@ -21,20 +21,13 @@ from pathlib import Path
 import torch
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.attacks import LeakageMeter
+from flower_vfl.leakage.attacks import LeakageMeter
+from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.strategies import VerticalStrategy
-from flower_vfl.watch import Leakage
 
 sys.path.insert(0, str(Path(__file__).parent / "step_app"))
 
-from step_app.work import (
-    MARVELL,
-    SMALL,
-    PlainLoop,
-    bottom_model,
-    features,
-    top_model,
-)
+from step_app.work import MARVELL, SMALL, PlainLoop, bottom_model, features, top_model
 from step_app.work import labels as step_labels
 
 FOUR = ("norm", "cosine", "mean", "median")

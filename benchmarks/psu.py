@@ -1,8 +1,8 @@
-"""Private set union: powers per second, and how much of the library's speed is left.
+"""Private set union: exponentiations per second, and how much of the library's speed is left.
 
 For each group the speed of the library's own power in a tight loop, on all cores; then
-the whole union of two parties (hashing, powers, checks, sorting, sealing, looking up)
-and its powers per second as a share of that speed, measured before and after. A power
+the whole union of two parties (hashing, exponentiations, checks, sorting, sealing, looking up)
+and its exponentiations per second as a share of that speed, measured before and after. A power
 of a modp group with the product of two or three short keys counts as two or three. Both
 parties run in this process, one after the other, each on all cores, so that the time is
 that of the work of both. Memory is the growth of the process at its peak, for both.
@@ -37,15 +37,15 @@ from torch import nn
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.alignment import (
     GROUPS,
+    ChunkCodec,
     Elements,
     Group,
     Identity,
-    Letter,
     Member,
-    Post,
     PsiParty,
     PsuParty,
-    Seals,
+    RoundMessage,
+    SecureChannel,
     encode_ids,
     make_group,
     settings,
@@ -87,7 +87,7 @@ def tight_loop(group: Group, calls: int) -> Callable[[], None]:
 
 
 def tight_speed(group: Group, calls: int) -> float:
-    """Return the powers per second of the tight loop on all cores at once."""
+    """Return the exponentiations per second of the tight loop on all cores at once."""
     threads = [
         threading.Thread(target=tight_loop(group, calls)) for _ in range(cores())
     ]
@@ -99,7 +99,7 @@ def tight_speed(group: Group, calls: int) -> float:
     return calls * len(threads) / (time.perf_counter() - start)
 
 
-def make_posts(method: str, group: Group) -> dict[str, Post]:
+def make_posts(method: str, group: Group) -> dict[str, ChunkCodec]:
     """Return the letter boxes of two parties that have pinned each other's keys."""
     identities = {name: Identity() for name in NAMES}
     agreed = settings(method, group.name, NAMES, 0)
@@ -107,29 +107,29 @@ def make_posts(method: str, group: Group) -> dict[str, Post]:
     seals = {}
     for name, other in zip(NAMES, reversed(NAMES), strict=True):
         pins = {other: identities[other].public}
-        seals[name] = Seals(name, session, agreed, identities[name], pins)
+        seals[name] = SecureChannel(name, session, agreed, identities[name], pins)
     hellos = [each.hello() for each in seals.values()]
     for each in seals.values():
         each.meet(hellos)
-    return {name: Post(seals[name], group) for name in NAMES}
+    return {name: ChunkCodec(seals[name], group) for name in NAMES}
 
 
 @contextmanager
 def counted_powers(usual: int) -> Iterator[list[float]]:
-    """Count powers; those with keys longer than usual as so many more."""
-    powers = [0.0]
+    """Count exponentiations; those with keys longer than usual as so many more."""
+    exponentiations = [0.0]
     raise_list = Group.power
 
     def counted(
         self: Group, elements: Elements, key: int, progress: Progress | None = None
     ) -> Elements:
         longer = key.bit_length() / usual if isinstance(self, Modp) else 1
-        powers[0] += len(elements) * longer
+        exponentiations[0] += len(elements) * longer
         return raise_list(self, elements, key, progress)
 
     Group.power = counted  # type: ignore[method-assign]
     try:
-        yield powers
+        yield exponentiations
     finally:
         Group.power = raise_list  # type: ignore[method-assign]
 
@@ -144,11 +144,11 @@ def align(method: str, group: Group, ids: dict[str, list[str]]) -> tuple[float, 
         )
         for name in NAMES
     }
-    letters: list[Letter] = []
+    letters: list[RoundMessage] = []
     for member in members.values():
         letters += member.open()
     while letters:
-        following: list[Letter] = []
+        following: list[RoundMessage] = []
         while letters:
             letter = letters.pop(0)
             for sealed in posts[letter.sender].send(letter):
@@ -176,7 +176,7 @@ def shake_hands(
     with in_process(parties) as grid:
         start = time.perf_counter()
         training = strategy.connect(grid)
-        return time.perf_counter() - start, training.meeting.label.rows
+        return time.perf_counter() - start, training.participants.label.rows
 
 
 def peak() -> float:
@@ -201,14 +201,14 @@ def measure(
     before = tight_speed(group, calls)
     with counted_powers(group.random_key().bit_length()) as done:
         seconds, aligned = (shake_hands if handshake else align)(method, group, ids)
-    powers = done[0]
+    exponentiations = done[0]
     after = tight_speed(group, calls)
-    speed, whole = (before + after) / 2, powers / seconds
+    speed, whole = (before + after) / 2, exponentiations / seconds
     memory = peak() - before_memory
     how = " as Flower messages" if handshake else ""
     print(
         f"{method} {name}{how}: {count} and {count} ids, {aligned} aligned: "
-        f"{seconds:.1f} s; {powers:.0f} powers, {whole:.0f}/s; "
+        f"{seconds:.1f} s; {exponentiations:.0f} exponentiations, {whole:.0f}/s; "
         f"tight loop {speed:.0f}/s on {cores()} cores "
         f"(before {before:.0f}, after {after:.0f}); "
         f"share {whole / speed:.2f}; {memory:.0f} MiB, "

@@ -65,7 +65,7 @@ def run(name: str, options: str) -> str:
         )
         files = sorted(Path(folder).rglob("*.pt"))
         if not files:
-            raise SystemExit(f"{name}: no weights in {os.listdir(folder)}")
+            raise SystemExit(f"{name}: no weights in {list(Path(folder).iterdir())}")
         return digest([torch.load(f, weights_only=True) for f in files])
 
 

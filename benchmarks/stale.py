@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from flower_vfl import in_process
-from flower_vfl.attacks import LeakageMeter, StaleGradients
-from flower_vfl.label import LabelParty
+from flower_vfl.leakage.attacks import LeakageMeter, StaleGradients
 from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.parties.label import LabelParty
 from flower_vfl.randomness import RandomState, derive_seed
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import load_rows, make_label, make_passive

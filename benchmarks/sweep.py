@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.study import Trial, run_study
+from flower_vfl.simulations.studies.study import Trial, run_study
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

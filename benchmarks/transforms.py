@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from flower_vfl import Batch, CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.strategies import VerticalStrategy
-from flower_vfl.strategies.flsg import FLSG
-from flower_vfl.strategies.geno import Geno
-from flower_vfl.strategies.gradient_compression import GradientCompression
-from flower_vfl.strategies.iso import Iso
-from flower_vfl.strategies.marvell import Marvell
-from flower_vfl.strategies.marvell_solver import solve_marvell
-from flower_vfl.strategies.max_norm import MaxNorm
-from flower_vfl.strategies.multi_bucket import MultiBucket
-from flower_vfl.strategies.noisy_gradients import NoisyGradients
-from flower_vfl.strategies.ppdl import PPDL
-from flower_vfl.strategies.sgsub import SGSub
+from flower_vfl.strategies.defenses.flsg import FLSG
+from flower_vfl.strategies.defenses.geno import Geno
+from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
+from flower_vfl.strategies.defenses.iso import Iso
+from flower_vfl.strategies.defenses.marvell.solver import solve_marvell
+from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.max_norm import MaxNorm
+from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
+from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
+from flower_vfl.strategies.defenses.ppdl import PPDL
+from flower_vfl.strategies.defenses.sgsub import SGSub
 from flower_vfl.transform import GradientTransform
 
 SHAPES = [(1024, 128), (128, 1600), (32768, 128)]

@@ -14,15 +14,15 @@ import statistics
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.grid import InProcessGrid
-from flower_vfl.label import LabelParty
+from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.metrics import MAIN_METRIC, METRICS
-from flower_vfl.party import Party
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.randomness import RandomState, derive_seed, generator
-from flower_vfl.schedule import TEST, TRAIN
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.optimizers import build_optimizer
+from flower_vfl.simulations.models.optimizers import build_optimizer
 from flower_vfl.simulations.parties import load_rows, make_label, make_passive
 
 TARGETS = {

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.attacks.completion import CompletionResult, ModelCompletion
-from flower_vfl.grid import InProcessGrid
-from flower_vfl.label import LabelParty
+from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.passive import PassiveParty
-from flower_vfl.schedule import TEST, TRAIN
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import result_document

@@ -118,8 +118,8 @@ def _cell(text: str) -> str:
 
 
 def _settings() -> Iterator[str]:
+    from flower_vfl.simulations.cli.options import registered
     from flower_vfl.simulations.config import RunConfig, key
-    from flower_vfl.simulations.options import registered
 
     yield "| key | default | what it does |"
     yield "|---|---|---|"
@@ -135,7 +135,7 @@ def _default(value: object) -> str:
 
 
 def _commands() -> Iterator[str]:
-    from flower_vfl.simulations.cli import app
+    from flower_vfl.simulations.cli.main import app
 
     os.environ["FLOWER_VFL_PLUGINS"] = ""  # a builder's own methods are not ours
     group = typer.main.get_command(app)

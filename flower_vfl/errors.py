@@ -48,15 +48,5 @@ class PartyRestartedError(PartyError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a name that is not in a registry, listing those that are.
-
-    Parameters
-    ----------
-    kind : str
-        What the name should have named, e.g. ``"dataset"``.
-    name : str
-        The name that was given.
-    known : Iterable[str]
-        The names that exist.
-    """
+    """Return the error for a name that is not in a registry, listing those that are."""
     return ConfigError(f"unknown {kind} '{name}'; known: {', '.join(sorted(known))}")

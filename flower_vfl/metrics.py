@@ -21,15 +21,7 @@ Floats = NDArray[np.float64]
 
 
 def class_numbers(labels: Tensor, rows: int) -> Tensor:
-    """Return labels as whole numbers; refuse any other, or another number of them.
-
-    Parameters
-    ----------
-    labels : Tensor
-        Class numbers from 0.
-    rows : int
-        How many there must be.
-    """
+    """Return labels as whole numbers; refuse any other, or another number of them."""
     flat = labels.detach().reshape(-1)
     if len(flat) != rows:
         raise ConfigError(f"got {len(flat)} labels for {rows} rows")
@@ -90,15 +82,7 @@ def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
 
 
 def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUC, accuracy, cross entropy and adaptive calibration error.
-
-    Parameters
-    ----------
-    predictions : Floats
-        Probability of the positive class, one per row.
-    labels : Floats
-        0 or 1, one per row.
-    """
+    """Return AUC, accuracy, cross entropy and adaptive calibration error."""
     result = {
         "accuracy": float(np.mean((predictions > 0.5) == (labels > 0.5))),
         "loss": float(log_loss(labels, predictions, labels=[0, 1])),
@@ -110,15 +94,7 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
 
 
 def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return accuracy, cross entropy and adaptive calibration error.
-
-    Parameters
-    ----------
-    predictions : Floats
-        One probability per class and row.
-    labels : Floats
-        Class numbers.
-    """
+    """Return accuracy, cross entropy and adaptive calibration error."""
     classes = np.arange(predictions.shape[1])
     sums = predictions.sum(axis=1, keepdims=True)  # float32 rows sum to 1 only nearly
     return {
@@ -134,15 +110,7 @@ def _calibration_error(predictions: Floats, labels: Floats) -> float:
 
 
 def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return Pearson's rho, the root of the mean squared error, and R².
-
-    Parameters
-    ----------
-    predictions : Floats
-        Predicted values.
-    labels : Floats
-        True values.
-    """
+    """Return Pearson's rho, the root of the mean squared error, and R²."""
     error = float(np.mean((predictions - labels) ** 2))
     spread = float(np.var(labels))
     constant = np.ptp(predictions) == 0.0 or np.ptp(labels) == 0.0

@@ -13,26 +13,14 @@ from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on every part and on their order.
-
-    Parameters
-    ----------
-    *parts : int | str
-        For example ``(seed, "batches", epoch)`` or ``(seed, party, step)``.
-    """
+    """Return a 63-bit seed that depends on every part and on their order."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """Return a CPU generator seeded with :func:`derive_seed`.
-
-    Parameters
-    ----------
-    *parts : int | str
-        What the seed depends on.
-    """
+    """Return a CPU generator seeded with :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 
@@ -49,11 +37,6 @@ def noise_generator(*parts: int | str) -> torch.Generator:
 
     torch's own seeding looks at 32 bits only: whoever tries them all finds the noise
     that hides a gradient. This one is as hard to guess as its parts.
-
-    Parameters
-    ----------
-    *parts : int | str
-        At least one of them secret, e.g. from :func:`draw_secret`.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     words = hashlib.shake_256(text.encode()).digest(4 * _WORDS)
@@ -76,13 +59,6 @@ class RandomState:
     share a process would then disturb each other, and a run in one process would
     differ from the same run on several nodes. Each party therefore swaps its own state
     in while it computes and puts the former state back afterwards.
-
-    Parameters
-    ----------
-    seed : int
-        Where the stream starts.
-    device : torch.device | None (default: None)
-        A CUDA device whose generator is swapped as well.
     """
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
@@ -128,12 +104,6 @@ class RandomState:
         return {f"generator{i}": state for i, state in enumerate(self._own)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a state that :meth:`state_dict` returned.
-
-        Parameters
-        ----------
-        state : dict[str, Tensor]
-            The saved state.
-        """
+        """Take over a state that :meth:`state_dict` returned."""
         saved = [state[f"generator{i}"].cpu() for i in range(len(state))]
         self._own[: len(saved)] = saved[: len(self._own)]

@@ -16,15 +16,7 @@ AUC_BOUND = "auc_bound"  # the metric that no attack's AUC can exceed
 
 @dataclass(frozen=True)
 class Seen:
-    """What arrived before the gradients were made.
-
-    Parameters
-    ----------
-    embeddings : Mapping[str, Tensor]
-        By party, one row per example.
-    rows : Tensor
-        Numbers of the rows, which stay the same in every epoch.
-    """
+    """What arrived before the gradients were made."""
 
     embeddings: Mapping[str, Tensor]
     rows: Tensor
@@ -104,24 +96,12 @@ class GradientTransform(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state.
-
-        Parameters
-        ----------
-        state : dict[str, Any]
-            As :meth:`state_dict` returned it.
-        """
+        """Take over a saved state."""
         ...
 
 
 def sees_embeddings(transform: GradientTransform) -> bool:
-    """Say whether a transform wants to know the embeddings: it has that attribute.
-
-    Parameters
-    ----------
-    transform : GradientTransform
-        Any transform.
-    """
+    """Say whether a transform wants to know the embeddings: it has that attribute."""
     return bool(getattr(transform, "sees_embeddings", False))
 
 
@@ -132,15 +112,6 @@ def apply_in_order(
 
     A bound on the AUC of every attack outlives a transform that sees no labels, because
     what such a transform adds is no news about them; one that sees labels ends it.
-
-    Parameters
-    ----------
-    transforms : Sequence[GradientTransform]
-        In the order in which they are applied; one that withholds the gradient ends it.
-    gradient : Tensor
-        One row per example.
-    batch : Batch
-        Party, step and, if required, labels.
     """
     defended: Tensor | None = gradient
     for number, transform in enumerate(transforms):

@@ -13,12 +13,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-from flower_vfl.client_app import vertical_client_app
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.grids.resident import Limits, ResidentGrid, resident
+from flower_vfl.grids.resident.settings import WIRE_DTYPES
 from flower_vfl.metrics import METRICS
-from flower_vfl.resident import Limits, ResidentGrid, resident
-from flower_vfl.resident.settings import WIRE_DTYPES
-from flower_vfl.schedule import TRAIN
+from flower_vfl.parties.schedule import TRAIN
+from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.strategies import (
     EarlyStopping,
     Placement,
@@ -28,9 +28,9 @@ from flower_vfl.strategies import (
     VerticalStrategy,
     build_tracker,
 )
-from flower_vfl.strategies.aligning import NONE
+from flower_vfl.strategies.alignment import NONE
 
-from .attacking import completions_of, leakage_of, split_attacks
+from .attacks import completions_of, leakage_of, split_attacks
 from .capture import check_capture
 from .config import RunConfig, parse_rates
 from .nodes import aligning_at, label_at, passive_at
@@ -45,15 +45,7 @@ _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a
 
 
 def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:
-    """Return the strategy of a run.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    progress : bool | None (default: None)
-        Whether a progress bar is shown; None shows it on a terminal.
-    """
+    """Return the strategy of a run."""
     if config.alignment != NONE:
         _check_aligned(config)
     stopping = EarlyStopping(patience=config.patience) if config.patience else None
@@ -85,13 +77,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
 
 
 def trackers_of(config: RunConfig) -> list[Tracker]:
-    """Return who is told what a run measures.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    """
+    """Return who is told what a run measures."""
     board = TensorBoard.__name__.lower()
     folder = f"{board}:folder={Path(config.out) / board}" if config.out else board
     specs = split_attacks(config.track)
@@ -124,21 +110,7 @@ def train(
     progress: bool | None = None,
     then: Callable[[VerticalStrategy, RunConfig], None] | None = None,
 ) -> dict[str, Any]:
-    """Train on a grid and return the result as a document; save it if asked to.
-
-    Parameters
-    ----------
-    grid : Grid
-        Any grid whose nodes run :data:`client_app`.
-    config : RunConfig
-        The settings.
-    engine : str
-        Name of the engine, for the record.
-    progress : bool | None (default: None)
-        Whether a progress bar is shown; None shows it on a terminal.
-    then : Callable[[VerticalStrategy, RunConfig], None] | None (default: None)
-        Called with the trained strategy before the result is saved.
-    """
+    """Train on a grid and return the result as a document; save it if asked to."""
     started = time.time()
     strategy = make_strategy(config, progress)
     result: VerticalResult = strategy.start(
@@ -155,15 +127,7 @@ def train(
 
 
 def train_metrics(strategy: VerticalStrategy, config: RunConfig) -> dict[str, float]:
-    """Return what the model gives on its training rows; needs the labels here.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        The strategy, after the training.
-    config : RunConfig
-        The settings.
-    """
+    """Return what the model gives on its training rows; needs the labels here."""
     label = load_rows(config, 0)
     assert label.labels is not None and label.task is not None  # the label party's
     truth = label.labels[label.codes == TRAIN].astype(np.float64)
@@ -174,15 +138,7 @@ def train_metrics(strategy: VerticalStrategy, config: RunConfig) -> dict[str, fl
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the strategy on Flower's own grid.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    context : Context
-        Its run config holds the settings.
-    """
+    """Run the strategy on Flower's own grid."""
     load_plugins()
     config = RunConfig.from_run_config(context.run_config)
     check_capture(config, "flwr run")
@@ -196,15 +152,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
-    """Return a grid that keeps the parties of another one in memory.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    config : RunConfig
-        Addresses, certificates and limits.
-    """
+    """Return a grid that keeps the parties of another one in memory."""
     if config.wire_dtype not in ("", *WIRE_DTYPES):
         raise unknown_name("wire-dtype", config.wire_dtype, WIRE_DTYPES)
     return ResidentGrid(

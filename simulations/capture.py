@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.grid import InProcessGrid
-from flower_vfl.label import LabelParty
-from flower_vfl.protocol import Verb, read
+from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.grids.wrapped import WrappedGrid
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.protocol.messages import Verb, read
 from flower_vfl.randomness import derive_seed
 from flower_vfl.strategies import VerticalStrategy
-from flower_vfl.wrapped_grid import WrappedGrid
 
 from .config import RunConfig
 from .parties import load_rows
@@ -40,15 +40,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def check_capture(config: RunConfig, engine: str) -> None:
-    """Refuse to keep rows where that cannot work, before the training.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    engine : str
-        Name of the engine.
-    """
+    """Refuse to keep rows where that cannot work, before the training."""
     if not config.capture:
         return
     if engine != "in-process":
@@ -66,11 +58,6 @@ class CapturingGrid(WrappedGrid):
     Nothing that travels is changed, and no request is added while the run trains. The
     last batch of an epoch may be a small remainder, whose gradients are larger where
     the loss is an average; so the newest of the largest batches is kept.
-
-    Parameters
-    ----------
-    grid : InProcessGrid
-        Where the parties live.
     """
 
     def __init__(self, grid: InProcessGrid) -> None:
@@ -83,15 +70,7 @@ class CapturingGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return the replies.
-
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            Requests.
-        timeout : float | None (default: None)
-            Seconds to wait.
-        """
+        """Send messages and return the replies."""
         requests = list(messages)
         for message in requests:
             if message.metadata.message_type in _BRINGS_GRADIENT:
@@ -119,15 +98,7 @@ class CapturingGrid(WrappedGrid):
                 self._embedded.setdefault(name, []).append(embedding.detach().cpu())
 
     def save(self, strategy: VerticalStrategy, config: RunConfig) -> None:
-        """Write what a trained run is to be remembered by, whole or not at all.
-
-        Parameters
-        ----------
-        strategy : VerticalStrategy
-            The strategy, after the training.
-        config : RunConfig
-            The settings.
-        """
+        """Write what a trained run is to be remembered by, whole or not at all."""
         label = next(p for p in self._parties().values() if isinstance(p, LabelParty))
         chosen = _Rows(label, config)
         arrays: Arrays = {
@@ -177,15 +148,7 @@ class CapturingGrid(WrappedGrid):
 
 
 class _Rows:
-    """Chooses rows whose labels the label party knows.
-
-    Parameters
-    ----------
-    label : LabelParty
-        The label party of the run.
-    config : RunConfig
-        How many, and the seed.
-    """
+    """Chooses rows whose labels the label party knows."""
 
     def __init__(self, label: LabelParty, config: RunConfig) -> None:
         self.schedule = label.agreed()
@@ -194,28 +157,16 @@ class _Rows:
         self._seed = derive_seed(config.seed, "capture")
 
     def batch(self, step: int) -> Tensor:
-        """Return the rows of a training step.
-
-        Parameters
-        ----------
-        step : int
-            The step, from 1.
-        """
+        """Return the rows of a training step."""
         steps = self.schedule.batches("train", training=True)
         epoch, index = divmod(step - 1, steps)
         return self.schedule.training_rows(epoch + 1, index).cpu()
 
     def pick(self, rows: Tensor) -> tuple[Tensor, NDArray[Any]]:
-        """Return the places of some of the rows, in order, and their labels.
-
-        Parameters
-        ----------
-        rows : Tensor
-            Row numbers of the run.
-        """
-        holding, labels = self._label.holding, self._label.raw_labels
+        """Return the places of some of the rows, in order, and their labels."""
+        row_index, labels = self._label.row_index, self._label.raw_labels
         assert labels is not None  # the run was trained
-        own = rows if holding is None else holding.local.cpu()[rows]
+        own = rows if row_index is None else row_index.local.cpu()[rows]
         known = np.flatnonzero((own >= 0).numpy())
         count = min(self._count, len(known))
         draw = np.random.default_rng(self._seed)
@@ -224,13 +175,7 @@ class _Rows:
 
 
 def whole(arrays: Arrays) -> bool:
-    """Return whether kept rows have all their parts, of equal length and finite.
-
-    Parameters
-    ----------
-    arrays : Arrays
-        As they were read from a file.
-    """
+    """Return whether kept rows have all their parts, of equal length and finite."""
     together = [[LABEL, PREDICTION, *(n for n in arrays if n.startswith(EMBEDDING))]]
     for name in arrays:
         if name.startswith(f"{GRADIENT}/"):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
-from flower_vfl.strategies.aligning import ALIGNMENTS
+from flower_vfl.strategies.alignment import ALIGNMENTS
 
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
@@ -21,18 +21,7 @@ DEFENSE, ATTACK, RUN = "Defense", "Attacks", "Run"
 
 
 def setting(default: _T, help: str, panel: str = "") -> _T:
-    """Return a field of `RunConfig` that says what it is for.
-
-    Parameters
-    ----------
-    default : str | int | float | bool
-        Its default.
-    help : str
-        What it does, also the help of its option. Names in braces stand for what is
-        registered under them (see `flower_vfl.simulations.options`).
-    panel : str (default: "")
-        Heading of its option in the help; empty for a setting without an option.
-    """
+    """Return a field of `RunConfig` that says what it is for."""
     return field(default=default, metadata={"help": help, "panel": panel})
 
 
@@ -276,13 +265,7 @@ class RunConfig:
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, Any]) -> RunConfig:
-        """Return the settings that a run config holds; what it lacks is the default.
-
-        Parameters
-        ----------
-        config : Mapping[str, Any]
-            Keys with dashes.
-        """
+        """Return the settings that a run config holds; what it lacks is the default."""
         known = {key(f.name): f for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in config.items():
@@ -301,24 +284,12 @@ class RunConfig:
 
 
 def key(name: str) -> str:
-    """Return a field's name as a key of Flower's run config.
-
-    Parameters
-    ----------
-    name : str
-        With underscores.
-    """
+    """Return a field's name as a key of Flower's run config."""
     return name.replace("_", "-")
 
 
 def parse_rates(text: str) -> float | dict[str, float] | None:
-    """Return the learning rates that a setting stands for.
-
-    Parameters
-    ----------
-    text : str
-        ``""``, ``"0.01"`` or ``"label=0.01,passive-1=0.001"``.
-    """
+    """Return the learning rates that a setting stands for."""
     if not text:
         return None
     try:

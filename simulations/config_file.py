@@ -12,7 +12,7 @@ import typer
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import build_defense, defense_spec
 
-from .attacking import split_attacks
+from .attacks import split_attacks
 from .config import RunConfig
 
 OPTIONS = {"bottom": "model"}  # a setting whose option has another name
@@ -22,14 +22,7 @@ _SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a TOML file by the keys of Flower's run config.
-
-    Parameters
-    ----------
-    path : Path
-        Keys as in ``[tool.flwr.app.config]``; ``defense`` may be a table or a list of
-        tables, ``attack`` and ``passive`` a list of texts instead of a text.
-    """
+    """Return the settings of a TOML file by the keys of Flower's run config."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,13 +42,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def defaults_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a TOML file by the names of the options of ``run``.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    """
+    """Return the settings of a TOML file by the names of the options of ``run``."""
     defaults: dict[str, Any] = {}
     for name, value in read_settings(path).items():
         option = name.replace("-", "_")
@@ -72,15 +59,7 @@ def defaults_of(path: Path) -> dict[str, Any]:
 
 
 def use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the settings of a file the defaults of a command's options.
-
-    Parameters
-    ----------
-    context : typer.Context
-        The command that is being called.
-    path : Path | None
-        The file, if one is given.
-    """
+    """Make the settings of a file the defaults of a command's options."""
     if path is not None:
         context.default_map = {**(context.default_map or {}), **defaults_of(path)}
     return path

@@ -8,13 +8,13 @@ from dataclasses import replace
 from flwr.app import Context
 
 from flower_vfl.alignment import AlignmentSettings
-from flower_vfl.checkpoints import DirectoryStore, open_store
 from flower_vfl.errors import ConfigError
-from flower_vfl.label import LabelParty
-from flower_vfl.passive import PassiveParty
-from flower_vfl.sessions import node_name, node_role
+from flower_vfl.parties.checkpoints import DirectoryStore, open_store
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.protocol.replay import node_name, node_role
 
-from .attacking import optimizer_of
+from .attacks import optimizer_of
 from .config import RunConfig
 from .datasets import TableFit
 from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
@@ -22,13 +22,7 @@ from .plugins import load_plugins
 
 
 def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
-    """Return a node's settings and rows, and keep what prediction will need.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context. Its node config may name a ``data`` file of its own.
-    """
+    """Return a node's settings and rows, and keep what prediction will need."""
     load_plugins()  # this may be the first thing that happens in a process
     config = RunConfig.from_run_config(context.run_config)
     file = context.node_config.get("data")
@@ -59,13 +53,7 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
 
 
 def passive_at(context: Context) -> PassiveParty:
-    """Return the passive party of a node.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
-    """
+    """Return the passive party of a node."""
     config, rows = rows_at(context)
     number = context.node_config.get("partition-id")
     if number is None or not _simulated(context):
@@ -79,11 +67,6 @@ def label_at(context: Context) -> LabelParty:
 
     A simulated node, which has neither a role nor data of its own, trusts the server;
     any other only if its node config says ``trust-server = true``.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
     """
     return make_label(*rows_at(context), trust_server=_simulated(context))
 
@@ -92,11 +75,6 @@ def aligning_at(context: Context) -> AlignmentSettings:
     """Return what a node brings to an alignment of ids.
 
     A simulated node trusts the server; any other only as its node config says.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
     """
     own = AlignmentSettings.from_node(context.node_config)
     config = RunConfig.from_run_config(context.run_config)

@@ -21,11 +21,11 @@ from flower_vfl.objectives import (
 )
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.spec import build_from_spec, parse_spec
+from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import Task
+from flower_vfl.specs import build_from_spec, parse_spec
 
 from .config import RunConfig
-from .datasets.types import Task
-from .inputs import InputSpec
 from .models import build_bottom, build_top
 
 if TYPE_CHECKING:
@@ -45,23 +45,7 @@ _SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoi
 
 @dataclass(frozen=True)
 class Setup:
-    """What an objective is built for.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    task : {"binary", "multiclass", "regression"}
-        The task.
-    classes : int
-        Number of classes; 0 for a regression.
-    joined : int
-        Columns of the joined embedding.
-    own : InputSpec | None
-        The label party's own features, if it has any.
-    center, scale : float
-        Mean and standard deviation of the training labels of a regression.
-    """
+    """What an objective is built for."""
 
     config: RunConfig
     task: Task
@@ -77,36 +61,18 @@ class Setup:
         return build_top(self.config.top, self.joined, outputs)
 
     def teacher(self, text: str) -> nn.Module:
-        """Return a teacher for the label party's features, or for the embeddings.
-
-        Parameters
-        ----------
-        text : str
-            A bottom model by name, whose width is the number of classes.
-        """
+        """Return a teacher for the label party's features, or for the embeddings."""
         spec = self.own or InputSpec(numeric=self.joined)
         return build_bottom(text, spec, self.classes)
 
 
 def cross_entropy(setup: Setup) -> Objective:
-    """Return vanilla split learning.
-
-    Parameters
-    ----------
-    setup : Setup
-        What it is built for.
-    """
+    """Return vanilla split learning."""
     return CrossEntropy(setup.top(), setup.classes)
 
 
 def mean_squared_error(setup: Setup) -> Objective:
-    """Return a regression of centred and scaled labels.
-
-    Parameters
-    ----------
-    setup : Setup
-        What it is built for.
-    """
+    """Return a regression of centred and scaled labels."""
     return MeanSquaredError(setup.top(), setup.center, setup.scale)
 
 
@@ -120,17 +86,7 @@ def gafm(
     parts: Parts = "both",
     squashed: Literal["auto", "yes", "no"] = "auto",
 ) -> Objective:
-    """Return GAFM; there is no top model.
-
-    Parameters
-    ----------
-    setup : Setup
-        What it is built for.
-    delta, gamma, sigma, clip, hidden, parts
-        As for :class:`flower_vfl.objectives.GAFM`.
-    squashed : {"auto", "yes", "no"} (default: "auto")
-        Whether the bottom models end in a sigmoid; ``"auto"`` looks at their name.
-    """
+    """Return GAFM; there is no top model."""
     sigmoid = squashed == "yes"
     if squashed == "auto":
         name, parameters = parse_spec(setup.config.bottom)
@@ -148,15 +104,7 @@ def gafm_original(
     clip: float = 0.01,
     literal: bool = False,
 ) -> Objective:
-    """Return the first form of GAFM; there is no top model.
-
-    Parameters
-    ----------
-    setup : Setup
-        What it is built for.
-    gamma, sigma, clip, literal
-        As for :class:`flower_vfl.objectives.GAFMOriginal`.
-    """
+    """Return the first form of GAFM; there is no top model."""
     center, scale = setup.center, setup.scale
     task: Literal["binary", "regression"] = "binary"
     if setup.task == "regression":
@@ -175,21 +123,7 @@ def distilled(
     batch: int = 128,
     lr: float = 5e-3,
 ) -> Objective:
-    """Return LADistill or KDk.
-
-    Parameters
-    ----------
-    kind : type[LADistill]
-        Which of them.
-    setup : Setup
-        What it is built for.
-    k, eps, first_epoch
-        As for :class:`flower_vfl.objectives.LADistill`.
-    teacher : str (default: "auto")
-        A bottom model by name, e.g. ``teacher=resnet20`` or ``teacher=mlp:hidden=32``.
-    epochs, batch, lr
-        Of the teacher's training.
-    """
+    """Return LADistill or KDk."""
     made = setup.teacher(teacher)
     top, classes = setup.top(), setup.classes
     return kind(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
@@ -206,15 +140,7 @@ BUILDERS: dict[str, Callable[..., Objective]] = {
 
 
 def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
-    """Return the objective of a run, with its top model.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    rows : PartyRows
-        The label party's rows.
-    """
+    """Return the objective of a run, with its top model."""
     task = rows.task
     if task is None:
         raise ConfigError("the label party's task is not known")
@@ -234,17 +160,7 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
 
 
 def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
-    """Return what the objective of a run is built for.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    rows : PartyRows
-        The label party's rows.
-    task : {"binary", "multiclass", "regression"}
-        The task.
-    """
+    """Return what the objective of a run is built for."""
     embeddings = config.parties + bool(rows.data.inputs)
     joined = config.width * (embeddings if config.aggregation == "concat" else 1)
     center, scale = 0.0, 1.0

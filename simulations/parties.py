@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.label import LabelParty
 from flower_vfl.objectives import OptimizerFactory
-from flower_vfl.passive import PassiveParty
-from flower_vfl.schedule import TEST, TRAIN, split_rows
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
+from flower_vfl.simulations.datasets.absence import absent_rows, place
+from flower_vfl.simulations.datasets.types import Task
+from flower_vfl.simulations.models.optimizers import build_optimizer
 from flower_vfl.strategies import build_defense
-from flower_vfl.strategies.aligning import NONE
+from flower_vfl.strategies.alignment import NONE
 
-from .absence import absent_rows, place
 from .config import RunConfig
 from .datasets import (
     PartyData,
@@ -32,38 +34,15 @@ from .datasets import (
     prepare_table,
     read_party_file,
 )
-from .datasets.types import Task
 from .models import build_bottom
 from .objectives import objective_for
-from .optimizers import build_optimizer
 
 FIT_FILE = "fit.json"
 
 
 @dataclass(frozen=True)
 class PartyRows:
-    """One party's rows, ready for training.
-
-    Parameters
-    ----------
-    data : PartyData
-        Features; empty at a label party that has none.
-    ids : NDArray[Any]
-        One id per row.
-    codes : NDArray[np.int8]
-        Split of each row.
-    labels : NDArray[Any] | None (default: None)
-        Labels, at the label party.
-    task : Task | None (default: None)
-        Task, at the label party.
-    classes : tuple[str, ...] (default: ())
-        Names of the classes, at the label party.
-    absent : NDArray[np.bool_] | None (default: None)
-        Rows that the party lacks, in a simulation.
-    aligned : bool (default: False)
-        Whether ids are still to be aligned. The split is then over rows that no party
-        knows yet, and all rows here count as training rows.
-    """
+    """One party's rows, ready for training."""
 
     data: PartyData
     ids: NDArray[Any]
@@ -87,17 +66,7 @@ class PartyRows:
 
 
 def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
-    """Load what one party holds.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    index : int
-        0 for the label party, then the passive parties.
-    file : str | None (default: None)
-        The party's file, where its node names one.
-    """
+    """Load what one party holds."""
     if file or config.label_party:
         files = [config.label_party, *config.passive_files()]
         return _rows_of_file(config, file or files[index], index == 0)
@@ -172,17 +141,7 @@ def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
 
 
 def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
-    """Load rows that a trained party has not seen, all of them for prediction.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of the run that trained it.
-    file : str
-        File with the columns that the party was trained on; a label is not needed.
-    fit : Path
-        What the party learned about its columns.
-    """
+    """Load rows that a trained party has not seen, all of them for prediction."""
     rows = order_by_ids(read_party_file(file, config.id_column, config.id_column))
     codes = np.full(len(rows.ids), TEST, dtype=np.int8)
     known = read_known(fit)
@@ -195,13 +154,7 @@ def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
 
 
 def read_known(fit: Path) -> dict[str, Any]:
-    """Return what a party's node kept about its columns and classes.
-
-    Parameters
-    ----------
-    fit : Path
-        The file that :func:`rows_at` wrote.
-    """
+    """Return what a party's node kept about its columns and classes."""
     if not fit.is_file():
         raise ConfigError(
             f"'{fit}' is missing; predict for the run's own rows, or train again with "
@@ -217,19 +170,7 @@ def make_passive(
     optimizer: OptimizerFactory | None = None,
     trust_server: bool = False,
 ) -> PassiveParty:
-    """Return a passive party.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    rows : PartyRows
-        Its rows.
-    optimizer : OptimizerFactory | None (default: None)
-        Its optimizer; None for that of the settings.
-    trust_server : bool (default: False)
-        Whether the settings may say what synthetic rows are drawn from.
-    """
+    """Return a passive party."""
     if rows.data.spec is None:
         raise ConfigError("a passive party needs at least one feature column")
     party = PassiveParty(
@@ -254,17 +195,7 @@ def _secret(config: RunConfig, trust_server: bool) -> int | None:
 def make_label(
     config: RunConfig, rows: PartyRows, trust_server: bool = False
 ) -> LabelParty:
-    """Return the label party.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    rows : PartyRows
-        Its rows.
-    trust_server : bool (default: False)
-        Whether the strategy may see its raw gradients and labels.
-    """
+    """Return the label party."""
     spec = rows.data.spec
     own = None if spec is None else build_bottom(config.bottom, spec, config.width)
     party = LabelParty(

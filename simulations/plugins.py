@@ -3,7 +3,7 @@
 A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
 
 - ``DEFENSES``: a gradient transform's class by name;
-- ``SCORE_ATTACKS``: a :class:`flower_vfl.attacks.registry.ScoreAttack` by name;
+- ``SCORE_ATTACKS``: a :class:`flower_vfl.leakage.attacks.registry.ScoreAttack` by name;
 - ``OBJECTIVES``: by name, a function ``build(setup, ...)`` (see
   :class:`flower_vfl.simulations.objectives.Setup`) and the tasks that it is for;
 - ``PRESETS``: a function that returns ``objective`` and ``defense`` by name.
@@ -27,9 +27,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flower_vfl.attacks import SCORE_ATTACKS
 from flower_vfl.errors import ConfigError
-from flower_vfl.spec import typed_arguments
+from flower_vfl.leakage.attacks import SCORE_ATTACKS
+from flower_vfl.specs import typed_arguments
 from flower_vfl.strategies import DEFENSES
 
 from .objectives import BUILDERS, OBJECTIVES
@@ -55,13 +55,7 @@ def plugin_names() -> list[str]:
 
 
 def use_plugins(names: Iterable[str]) -> None:
-    """Load plugins, here and in every process that this one starts.
-
-    Parameters
-    ----------
-    names : Iterable[str]
-        Modules, or paths that end in ``.py``.
-    """
+    """Load plugins, here and in every process that this one starts."""
     known = [*plugin_names(), *names]
     if known:  # another process may have another working folder
         paths = [str(Path(n).resolve()) if n.endswith(".py") else n for n in known]
@@ -70,14 +64,7 @@ def use_plugins(names: Iterable[str]) -> None:
 
 
 def load_plugins(names: Iterable[str] | None = None) -> None:
-    """Give names to what plugins hold; what is loaded already is left alone.
-
-    Parameters
-    ----------
-    names : Iterable[str] | None (default: None)
-        Modules, or paths that end in ``.py``; None for those that the environment and
-        installed packages name.
-    """
+    """Give names to what plugins hold; what is loaded already is left alone."""
     if names is None:
         installed = [entry.module for entry in entry_points(group=GROUP)]
         names = [*installed, *plugin_names()]
@@ -88,15 +75,7 @@ def load_plugins(names: Iterable[str] | None = None) -> None:
 
 
 def added(kind: str, given: int = 0) -> list[str]:
-    """Return what plugins have added and what can be built without parameters.
-
-    Parameters
-    ----------
-    kind : str
-        Name of the registry, e.g. ``"DEFENSES"``.
-    given : int (default: 0)
-        Number of leading arguments that do not come from a text.
-    """
+    """Return what plugins have added and what can be built without parameters."""
     ready = []
     for name in ADDED.get(kind, []):
         with suppress(ConfigError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.spec import build_from_spec
+from flower_vfl.specs import build_from_spec
 
 Settings = dict[str, str]
 
@@ -20,24 +20,7 @@ def ladsg(
     epochs: int = 50,
     first_epoch: FirstEpoch = "vanilla",
 ) -> Settings:
-    """Return LADSG: LADistill, SGSub and Geno, each of which can be left out.
-
-    Parameters
-    ----------
-    distill : bool (default: True)
-        Whether the label party's objective is LADistill.
-    substitute : bool (default: True)
-        Whether SGSub replaces every gradient.
-    detect : bool (default: True)
-        Whether Geno withholds outliers.
-    k, eps, teacher, epochs, first_epoch
-        Of LADistill; the epochs are the teacher's.
-
-    Returns
-    -------
-    dict[str, str]
-        ``objective`` and ``defense`` of a :class:`RunConfig`.
-    """
+    """Return LADSG: LADistill, SGSub and Geno, each of which can be left out."""
     stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
     objective = "auto"
     if distill:
@@ -51,11 +34,5 @@ PRESETS: dict[str, Callable[..., Settings]] = {"ladsg": ladsg}
 
 
 def preset(text: str) -> Settings:
-    """Return the settings that a preset stands for.
-
-    Parameters
-    ----------
-    text : str
-        For example ``"ladsg"`` or, without a part, ``"ladsg:substitute=false"``.
-    """
+    """Return the settings that a preset stands for."""
     return build_from_spec("preset", text, PRESETS)

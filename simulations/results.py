@@ -23,19 +23,7 @@ PARTIES_FOLDER = "parties"
 def result_document(
     config: RunConfig, engine: str, result: VerticalResult, seconds: float
 ) -> dict[str, Any]:
-    """Return everything worth keeping about a run.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Its settings.
-    engine : str
-        What it ran on.
-    result : VerticalResult
-        What it measured.
-    seconds : float
-        How long it took, the hello included.
-    """
+    """Return everything worth keeping about a run."""
     train = result.train_metrics_clientapp
     evaluated = result.evaluate_metrics_clientapp
     epochs: list[dict[str, Any]] = [
@@ -73,15 +61,7 @@ def result_document(
 
 
 def save_result(document: dict[str, Any], folder: Path) -> None:
-    """Write a result document, whole or not at all.
-
-    Parameters
-    ----------
-    document : dict[str, Any]
-        As :func:`result_document` returned it.
-    folder : Path
-        Made if it does not exist.
-    """
+    """Write a result document, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{RESULT_FILE}.{os.getpid()}"
     part.write_text(json.dumps(document, indent=2) + "\n")
@@ -89,13 +69,7 @@ def save_result(document: dict[str, Any], folder: Path) -> None:
 
 
 def load_result(folder: Path) -> dict[str, Any]:
-    """Read a result document.
-
-    Parameters
-    ----------
-    folder : Path
-        The ``--out`` folder of a run.
-    """
+    """Read a result document."""
     path = folder / RESULT_FILE
     if not path.is_file():
         raise ConfigError(

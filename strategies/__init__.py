@@ -1,24 +1,29 @@
 """Strategies, gradient transforms, and adapters for apps that others wrote."""
 
-from .base import Defense, StrongDefense
-from .compose import Compose, PerParty, Scheduled
-from .defended_grid import defended_grid
-from .defense_mod import defense_mod
-from .defenses import DEFENSES, build_defense, defense_spec
-from .flsg import FLSG
-from .geno import Geno
-from .gradient_compression import GradientCompression
-from .iso import Iso
-from .marvell import Marvell
-from .marvell_solver import MarvellSolution, solve_marvell
-from .max_norm import MaxNorm
-from .multi_bucket import MultiBucket
-from .no_defense import NoDefense
-from .noisy_gradients import NoisyGradients
-from .ppdl import PPDL
-from .run_state import VerticalResult
+from flower_vfl.strategies.adapters.defended_grid import defended_grid
+from flower_vfl.strategies.adapters.defense_mod import defense_mod
+from flower_vfl.strategies.defenses.base import Defense, StrongDefense
+from flower_vfl.strategies.defenses.compose import Compose, PerParty, Scheduled
+from flower_vfl.strategies.defenses.flsg import FLSG
+from flower_vfl.strategies.defenses.geno import Geno
+from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
+from flower_vfl.strategies.defenses.iso import Iso
+from flower_vfl.strategies.defenses.marvell.solver import MarvellSolution, solve_marvell
+from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.max_norm import MaxNorm
+from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
+from flower_vfl.strategies.defenses.no_defense import NoDefense
+from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
+from flower_vfl.strategies.defenses.ppdl import PPDL
+from flower_vfl.strategies.defenses.registry import (
+    DEFENSES,
+    build_defense,
+    defense_spec,
+)
+from flower_vfl.strategies.defenses.sgsub import SGSub
+
 from .serving import serve
-from .sgsub import SGSub
+from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
 from .vertical import PLACEMENTS, Placement, VerticalStrategy

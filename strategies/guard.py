@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from flwr.app import Array
 
-from flower_vfl.arrays import to_array, to_tensor
-from flower_vfl.defending import Defender
+from flower_vfl.defender import Defender
+from flower_vfl.leakage.monitor import LeakageMonitor
 from flower_vfl.objectives import Task
-from flower_vfl.protocol import Content
-from flower_vfl.schedule import TRAIN, Plan, Schedule
+from flower_vfl.parties.schedule import TRAIN, Plan, Schedule
+from flower_vfl.protocol.arrays import to_array, to_tensor
+from flower_vfl.protocol.messages import Content
 from flower_vfl.transform import Seen
-from flower_vfl.watch import LeakWatch
 
-from .meeting import Meeting
+from .setup import Participants
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
@@ -29,25 +29,18 @@ class Guard:
     A defense may look at embeddings too. Which rows a batch has follows from the shared
     seed: the strategy does not know the parties' row numbers, but can count the
     training rows.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        Its settings.
-    meeting : Meeting
-        What the parties said.
     """
 
-    def __init__(self, strategy: VerticalStrategy, meeting: Meeting) -> None:
+    def __init__(self, strategy: VerticalStrategy, participants: Participants) -> None:
         self.defender = Defender()
         if strategy.transforms and strategy.placement != "label":
-            leakage, task = strategy.leakage, cast(Task, meeting.label.task)
-            watch = None if leakage is None else LeakWatch(leakage, task)
+            leakage, task = strategy.leakage, cast(Task, participants.label.task)
+            watch = None if leakage is None else LeakageMonitor(leakage, task)
             self.defender = Defender(strategy.transforms, strategy.noise_seed, watch)
         self.seconds = 0.0  # of the last step
         self._schedule: Schedule | None = None
         if self.defender.sees_embeddings:
-            codes = np.full(meeting.sizes["train"], TRAIN, np.int8)
+            codes = np.full(participants.sizes["train"], TRAIN, np.int8)
             plan = Plan(strategy.seed, strategy.batch_size)
             self._schedule = Schedule(codes, plan)
 
@@ -59,21 +52,7 @@ class Guard:
         epoch: int,
         index: int,
     ) -> dict[str, Array]:
-        """Return what each passive party gets: the gradient, transformed.
-
-        Parameters
-        ----------
-        reply : Content
-            Of the label party; gets the metrics of the defenses.
-        parts : Mapping[str, Array]
-            The embedding of each party.
-        step : int
-            The training step, from 1.
-        epoch : int
-            The epoch, from 1.
-        index : int
-            The batch within the epoch, from 0.
-        """
+        """Return what each passive party gets: the gradient, transformed."""
         if self.defender.idle:
             return dict(reply.arrays)
         started = time.perf_counter()

@@ -16,19 +16,7 @@ from rich.progress import (
 
 
 class TrainingProgress:
-    """Shows epoch, loss, metric and steps per second while training runs.
-
-    Parameters
-    ----------
-    epochs : int
-        Number of epochs.
-    steps : int
-        Steps of an epoch.
-    start : int
-        Steps that were done before.
-    shown : bool | None
-        None shows the bar on a terminal only.
-    """
+    """Shows epoch, loss, metric and steps per second while training runs."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
@@ -70,17 +58,7 @@ class TrainingProgress:
         self._bar.stop()
 
     def stepped(self, step: int, epoch: int, loss: float) -> None:
-        """Show that a step is done.
-
-        Parameters
-        ----------
-        step : int
-            Completed steps.
-        epoch : int
-            The epoch of the step.
-        loss : float
-            Its loss.
-        """
+        """Show that a step is done."""
         if self._bar.disable:
             return
         speed = self._bar.tasks[0].speed
@@ -93,30 +71,12 @@ class TrainingProgress:
         )
 
     def evaluated(self, name: str, value: float) -> None:
-        """Show the newest metric.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-        value : float
-            Its value.
-        """
+        """Show the newest metric."""
         self._bar.update(self._task, metric=f"{name} {value:.4f}")
 
 
 class AlignmentProgress:
-    """A bar over the powers that all parties compute.
-
-    Parameters
-    ----------
-    counts : Iterable[int]
-        How many ids each party has announced.
-    method : str
-        ``"psu"`` or ``"psi"``.
-    shown : bool | None
-        None shows the bar on a terminal only.
-    """
+    """A bar over the exponentiations that all parties compute."""
 
     def __init__(self, counts: Iterable[int], method: str, shown: bool | None) -> None:
         self._counts = list(counts)
@@ -126,7 +86,7 @@ class AlignmentProgress:
         self._bar = Progress(
             TextColumn("aligning ids"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} powers"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} exponentiations"),
             TimeRemainingColumn(),
             console=console,
             disable=not (console.is_terminal if shown is None else shown),
@@ -135,13 +95,7 @@ class AlignmentProgress:
         self._task = self._bar.add_task("aligning", total=self.total(None))
 
     def total(self, merged: int | None) -> int:
-        """Return how many powers all parties compute, or at most compute.
-
-        Parameters
-        ----------
-        merged : int | None
-            Size of the merged list, if it is known.
-        """
+        """Return how many exponentiations all parties compute, or at most compute."""
         parties, ids = len(self._counts), sum(self._counts)
         last = self._most if merged is None else merged
         return (2 * parties + 1) * ids + parties * last
@@ -155,18 +109,8 @@ class AlignmentProgress:
         """Take the bar away."""
         self._bar.stop()
 
-    def done(self, party: str, powers: int, merged: int | None) -> None:
-        """Show how far a party is.
-
-        Parameters
-        ----------
-        party : str
-            Its name.
-        powers : int
-            How many it has computed.
-        merged : int | None
-            Size of the merged list, if it is known.
-        """
-        self._done[party] = powers
+    def done(self, party: str, exponentiations: int, merged: int | None) -> None:
+        """Show how far a party is."""
+        self._done[party] = exponentiations
         total = self.total(merged)
         self._bar.update(self._task, completed=sum(self._done.values()), total=total)

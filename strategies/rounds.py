@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flower_vfl.arrays import to_tensor
 from flower_vfl.errors import ConfigError
-from flower_vfl.protocol import (
+from flower_vfl.protocol.arrays import to_tensor
+from flower_vfl.protocol.messages import (
     Content,
     Value,
     Verb,
@@ -21,7 +21,7 @@ from flower_vfl.protocol import (
     gradient_arrays,
 )
 
-from .courier import embeddings, noted
+from .messenger import embeddings, noted
 
 if TYPE_CHECKING:
     from .training import Training
@@ -33,13 +33,7 @@ class VerticalRounds(Strategy):
     _training: Training | None = None
 
     def predict(self, split: str = "test") -> NDArray[Any]:
-        """Return the model's predictions for a split, in row order.
-
-        Parameters
-        ----------
-        split : str (default: "test")
-            ``"train"``, ``"valid"`` or ``"test"``.
-        """
+        """Return the model's predictions for a split, in row order."""
         parts = [to_tensor(part).numpy() for part in self._running().predict(split)]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
@@ -51,35 +45,15 @@ class VerticalRounds(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the requests of one step to the passive parties.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        arrays : ArrayRecord
-            Gradients of the step before by party name; empty if there are none.
-        config : ConfigRecord
-            Step and batch number.
-        grid : Grid
-            Not needed: the parties are known.
-        """
+        """Return the requests of one step to the passive parties."""
         return self._requests(Verb.FORWARD, arrays, {**config, "epoch": server_round})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the embeddings of one step by party name, and what was measured.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        replies : Iterable[Message]
-            Replies of the passive parties.
-        """
+        """Return the embeddings of one step by party name, and what was measured."""
         training = self._running()
-        contents = training.courier.collect(replies, training.state.step + 1)
+        contents = training.messenger.collect(replies, training.state.step + 1)
         found = embeddings(contents, training.state.step + 1)
         measured = MetricRecord(dict(noted(contents)))
         return array_record(found), measured if measured else None
@@ -87,35 +61,17 @@ class VerticalRounds(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the requests for the embeddings of a part of a split.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        arrays : ArrayRecord
-            Gradients that are still due by party name; empty if there are none.
-        config : ConfigRecord
-            Split and part.
-        grid : Grid
-            Not needed: the parties are known.
-        """
+        """Return the requests for the embeddings of a part of a split."""
         return self._requests(Verb.EMBED, arrays, dict(config))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the metrics that the label party reports after the last part.
-
-        Parameters
-        ----------
-        server_round : int
-            The epoch.
-        replies : Iterable[Message]
-            The label party's reply.
-        """
+        """Return the metrics that the label party reports after the last part."""
         training = self._running()
-        for content in training.courier.collect(replies, training.state.step).values():
+        for content in training.messenger.collect(
+            replies, training.state.step
+        ).values():
             if content.metrics:
                 return MetricRecord(dict(content.metrics))
         return None
@@ -125,7 +81,7 @@ class VerticalRounds(Strategy):
     ) -> list[Message]:
         training = self._running()
         settings: dict[str, Value] = dict(config)
-        return training.courier.messages(
+        return training.messenger.messages(
             verb,
             {
                 name: Content(
@@ -133,6 +89,6 @@ class VerticalRounds(Strategy):
                     gradient_arrays(gradients.get(name)),
                     labels=training.labels,
                 )
-                for name in training.meeting.passive
+                for name in training.participants.passive
             },
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import Array
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.protocol import Content, Value, Verb
+from flower_vfl.protocol.messages import Content, Value, Verb
 
 if TYPE_CHECKING:
     from .training import Training
@@ -19,7 +19,7 @@ def serve(strategy: VerticalStrategy, party: str, hide: int = 0) -> None:
     """Have the label party answer what a passive party asks.
 
     The party's node says what it asks about (``party.questions``, its own row numbers)
-    and finds the predictions in ``party.answers``. See :mod:`flower_vfl.serving` for
+    and finds the predictions in ``party.answers``. See :mod:`flower_vfl.protocol.serving` for
     what travels, and what it tells.
 
     Parameters
@@ -33,7 +33,7 @@ def serve(strategy: VerticalStrategy, party: str, hide: int = 0) -> None:
         passive party and a label party without features.
     """
     training = strategy._running()
-    passive, label = training.meeting.passive, training.meeting.label
+    passive, label = training.participants.passive, training.participants.label
     if party not in passive:
         raise unknown_name("passive party", party, passive)
     if not hide and (len(passive) > 1 or label.shape):
@@ -52,14 +52,14 @@ def serve(strategy: VerticalStrategy, party: str, hide: int = 0) -> None:
 
 
 def _ask(training: Training, name: str, content: Content) -> Content:
-    return training.courier.ask(Verb.SERVE, {name: content})[name]
+    return training.messenger.ask(Verb.SERVE, {name: content})[name]
 
 
 def _serve_batch(training: Training, number: int, hide: int) -> Array:
     """Return the predictions of an agreed batch."""
     request: dict[str, Value] = {"stage": "embed", "batch": number, "hide": hide}
-    requests = {name: Content(dict(request)) for name in training.meeting.passive}
-    replies = training.courier.ask(Verb.SERVE, requests)
+    requests = {name: Content(dict(request)) for name in training.participants.passive}
+    replies = training.messenger.ask(Verb.SERVE, requests)
     embeddings = {name: reply.arrays[name] for name, reply in replies.items()}
     return _predict(training, embeddings, number, hide)
 
@@ -68,5 +68,5 @@ def _predict(
     training: Training, embeddings: Mapping[str, Array], number: int, hide: int
 ) -> Array:
     config: dict[str, Value] = {"stage": "predict", "batch": number, "hide": hide}
-    label = training.meeting.label.name
+    label = training.participants.label.name
     return _ask(training, label, Content(config, embeddings)).arrays["predictions"]

@@ -10,37 +10,24 @@ from typing import TYPE_CHECKING
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.terms import Terms
+from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.strategies.defenses.compose import Compose, flat
+from flower_vfl.strategies.defenses.registry import build_defense, defense_spec
 from flower_vfl.transform import GradientTransform
-
-from .compose import Compose, flat
-from .defenses import build_defense, defense_spec
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
 
 
 def not_negative(**numbers: int) -> None:
-    """Refuse negative numbers.
-
-    Parameters
-    ----------
-    **numbers : int
-        Settings by name.
-    """
+    """Refuse negative numbers."""
     for name, number in numbers.items():
         if number < 0:
             raise ConfigError(f"{name} must not be negative, got {number}")
 
 
 def not_used(**given: object) -> None:
-    """Refuse what Flower's strategies take and vertical training has no use for.
-
-    Parameters
-    ----------
-    **given : object
-        Arguments by name; None and empty ones are fine.
-    """
+    """Refuse what Flower's strategies take and vertical training has no use for."""
     for name, value in given.items():
         if value:
             raise ConfigError(
@@ -50,13 +37,7 @@ def not_used(**given: object) -> None:
 
 
 def rates_by_party(rate: float | Mapping[str, float] | None) -> dict[str, float]:
-    """Return learning rates by party name, ``"*"`` for the others.
-
-    Parameters
-    ----------
-    rate : float | Mapping[str, float] | None
-        One for all, by name, or None for those of the parties' optimizers.
-    """
+    """Return learning rates by party name, ``"*"`` for the others."""
     if rate is None:
         return {}
     rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
@@ -71,26 +52,14 @@ def rates_by_party(rate: float | Mapping[str, float] | None) -> dict[str, float]
 def transform_list(
     given: Sequence[GradientTransform] | GradientTransform | str,
 ) -> list[GradientTransform]:
-    """Return defenses as a list.
-
-    Parameters
-    ----------
-    given : Sequence[GradientTransform] | GradientTransform | str
-        Several, one, or the config string of one; an empty string is none.
-    """
+    """Return defenses as a list."""
     if isinstance(given, str):
         return flat([build_defense(given)]) if given.strip() else []
     return flat([given] if isinstance(given, GradientTransform) else given)
 
 
 def log_settings(strategy: VerticalStrategy) -> None:
-    """Log the settings of a strategy.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        The strategy.
-    """
+    """Log the settings of a strategy."""
     fraction = f"test {strategy.test_fraction:g}, valid {strategy.valid_fraction:g}"
     names = ", ".join(type(t).__name__ for t in strategy.transforms)
     defenses = f"{names} (at the {strategy.placement})" if names else "none"
@@ -101,16 +70,10 @@ def log_settings(strategy: VerticalStrategy) -> None:
     log(INFO, "\t└──> defenses: %s", defenses)
 
 
-def make_terms(strategy: VerticalStrategy) -> Terms:
-    """Return what a strategy has the parties agree on, still without the parties.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        The strategy.
-    """
+def make_config(strategy: VerticalStrategy) -> TrainingConfig:
+    """Return what a strategy has the parties agree on, still without the parties."""
     leakage = strategy.leakage
-    terms = Terms(
+    terms = TrainingConfig(
         seed=strategy.seed,
         batch_size=strategy.batch_size,
         evaluation_rows=strategy.evaluation_rows,
@@ -125,24 +88,12 @@ def make_terms(strategy: VerticalStrategy) -> Terms:
 
 
 def with_defense(
-    terms: Terms,
+    terms: TrainingConfig,
     transforms: Sequence[GradientTransform],
     placement: str,
     noise_seed: int | None,
-) -> Terms:
-    """Return terms that say what the label party must know about defenses.
-
-    Parameters
-    ----------
-    terms : Terms
-        All other terms.
-    transforms : Sequence[GradientTransform]
-        The defenses.
-    placement : str
-        Where they run.
-    noise_seed : int | None
-        What their noise is drawn from, if it is not secret.
-    """
+) -> TrainingConfig:
+    """Return terms that say what the label party must know about defenses."""
     if not transforms:
         return terms
     if placement != "label":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flower_vfl.errors import ConfigError
 
-from .run_state import RunState
+from .state import RunState
 
 LOWER_IS_BETTER = ("loss", "rmse", "ace")
 
@@ -40,34 +40,14 @@ class EarlyStopping:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
 
     def improves(self, value: float, best: float | None, metric: str) -> bool:
-        """Return whether a value is better than the best so far.
-
-        Parameters
-        ----------
-        value : float
-            The new value.
-        best : float | None
-            The best so far; None if there is none.
-        metric : str
-            Which metric it is.
-        """
+        """Return whether a value is better than the best so far."""
         if best is None:
             return True
         gain = best - value if metric in LOWER_IS_BETTER else value - best
         return gain > self.min_delta
 
     def judge(self, state: RunState, metrics: Mapping[str, float], main: str) -> bool:
-        """Take in an evaluation; return whether it is the best so far.
-
-        Parameters
-        ----------
-        state : RunState
-            The run; told to stop if it has not improved for too long.
-        metrics : Mapping[str, float]
-            What the evaluation found.
-        main : str
-            The main metric of the task.
-        """
+        """Take in an evaluation; return whether it is the best so far."""
         metric = self.metric or main
         name = f"valid_{metric}"
         if name not in metrics:

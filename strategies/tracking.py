@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.spec import build_from_spec
-
-from .compose import Compose
-from .defenses import defense_spec
+from flower_vfl.specs import build_from_spec
+from flower_vfl.strategies.defenses.compose import Compose
+from flower_vfl.strategies.defenses.registry import defense_spec
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -39,15 +38,7 @@ class Tracker(Protocol):
     """Something that is told what a run measures."""
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Get ready.
-
-        Parameters
-        ----------
-        settings : Mapping[str, Any]
-            The settings of the run.
-        step : int
-            The step that it starts or resumes after.
-        """
+        """Get ready."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in what one step measured.
@@ -74,13 +65,7 @@ class Tracker(Protocol):
         """
 
     def end(self, reason: str) -> None:
-        """Write what is left.
-
-        Parameters
-        ----------
-        reason : str
-            Why the run ended before its last epoch; empty if it did not.
-        """
+        """Write what is left."""
 
 
 class TensorBoard:
@@ -109,13 +94,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Open an event file; what an earlier run wrote after `step` is hidden.
-
-        Parameters
-        ----------
-        settings, step
-            As for :class:`Tracker`.
-        """
+        """Open an event file; what an earlier run wrote after `step` is hidden."""
         purge = step + 1 if step else None
         self._writer = self._make(str(self.folder), purge_step=purge)
         rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in settings.items()]
@@ -123,23 +102,11 @@ class TensorBoard:
         self._writer.add_text("settings", table, step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write what one step measured, under ``step/``.
-
-        Parameters
-        ----------
-        step, metrics
-            As for :class:`Tracker`.
-        """
+        """Write what one step measured, under ``step/``."""
         self._write("step", step, metrics)
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Write what an epoch came to, under ``epoch/``, by epoch.
-
-        Parameters
-        ----------
-        epoch, step, metrics
-            As for :class:`Tracker`.
-        """
+        """Write what an epoch came to, under ``epoch/``, by epoch."""
         self._write("epoch", epoch, metrics)
         if self._writer is not None:
             self._writer.flush()
@@ -150,13 +117,7 @@ class TensorBoard:
             self._writer.add_scalar(f"{kind}/{name}", value, number)
 
     def end(self, reason: str) -> None:
-        """Close the file.
-
-        Parameters
-        ----------
-        reason : str
-            As for :class:`Tracker`.
-        """
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -193,13 +154,7 @@ class Mlflow:
         self._waiting: list[Metric] = []
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Start a run of MLflow and log the settings.
-
-        Parameters
-        ----------
-        settings, step
-            As for :class:`Tracker`.
-        """
+        """Start a run of MLflow and log the settings."""
         from mlflow.entities import Param
 
         found = self._client.get_experiment_by_name(self.experiment)
@@ -215,13 +170,7 @@ class Mlflow:
             self._client.log_batch(self.run_id, params=params[start : start + 100])
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep what one step measured for the end of the epoch.
-
-        Parameters
-        ----------
-        step, metrics
-            As for :class:`Tracker`.
-        """
+        """Keep what one step measured for the end of the epoch."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -232,13 +181,7 @@ class Mlflow:
         ]
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Send what has come together, the epoch under ``epoch/``.
-
-        Parameters
-        ----------
-        epoch, step, metrics
-            As for :class:`Tracker`.
-        """
+        """Send what has come together, the epoch under ``epoch/``."""
         self.step(step, {f"epoch/{name}": value for name, value in metrics.items()})
         self._send()
 
@@ -248,13 +191,7 @@ class Mlflow:
             self._client.log_batch(self.run_id, metrics=part)
 
     def end(self, reason: str) -> None:
-        """Send the rest and finish the run.
-
-        Parameters
-        ----------
-        reason : str
-            As for :class:`Tracker`.
-        """
+        """Send the rest and finish the run."""
         self._send()
         if reason:
             self._client.set_tag(self.run_id, "stopped", reason)
@@ -279,26 +216,14 @@ def build_tracker(spec: str) -> Tracker:
 
 
 class Trackers:
-    """Several trackers; one that fails is left out from then on.
-
-    Parameters
-    ----------
-    trackers : Iterable[Tracker]
-        Who is told.
-    """
+    """Several trackers; one that fails is left out from then on."""
 
     def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
     @contextmanager
     def telling(self, training: Training) -> Iterator[None]:
-        """Tell all that the run begins and, at the end, that it is over.
-
-        Parameters
-        ----------
-        training : Training
-            The run.
-        """
+        """Tell all that the run begins and, at the end, that it is over."""
         step, settings = training.state.step, settings_of(training.strategy)
         self._tell(lambda tracker: tracker.begin(settings, step))
         reason = "an error or an interruption"
@@ -309,23 +234,11 @@ class Trackers:
             self._tell(lambda tracker: tracker.end(reason))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell all about a step.
-
-        Parameters
-        ----------
-        step, metrics
-            As for :class:`Tracker`.
-        """
+        """Tell all about a step."""
         self._tell(lambda tracker: tracker.step(step, metrics))
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell all about an epoch.
-
-        Parameters
-        ----------
-        epoch, step, metrics
-            As for :class:`Tracker`.
-        """
+        """Tell all about an epoch."""
         self._tell(lambda tracker: tracker.epoch(epoch, step, metrics))
 
     def _tell(self, tell: Callable[[Tracker], None]) -> None:
@@ -339,13 +252,7 @@ class Trackers:
 
 
 def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
-    """Return the settings of a strategy as text.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        The strategy.
-    """
+    """Return the settings of a strategy as text."""
     known = {
         name: value
         for name, value in vars(strategy).items()

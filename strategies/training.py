@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Array, ConfigRecord
 from flwr.supercore import log
 
-from flower_vfl.checkpoints import step_tag, tagged_step
 from flower_vfl.errors import (
     ConfigError,
     PartyRestartedError,
     VerticalError,
     unknown_name,
 )
+from flower_vfl.leakage.monitor import LIMIT, split_late
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.protocol import Content, Verb, array_record, gradient_arrays
-from flower_vfl.schedule import count_batches
-from flower_vfl.watch import LIMIT, split_late
+from flower_vfl.parties.checkpoints import step_tag, tagged_step
+from flower_vfl.parties.schedule import count_batches
+from flower_vfl.protocol.messages import Content, Verb, array_record, gradient_arrays
 
-from .courier import Courier, embeddings, noted
+from .checkpoints import StrategyCheckpoints
 from .guard import Guard
-from .keeper import Keeper
-from .meeting import Meeting
+from .messenger import Messenger, embeddings, noted
 from .progress import TrainingProgress
-from .run_state import RunState, interruptible
+from .setup import Participants
+from .state import RunState, interruptible
 from .tracking import Trackers
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Training:
     ----------
     strategy : VerticalStrategy
         The settings, and Flower's four methods that make and read messages.
-    courier : Courier
+    messenger : Messenger
         Reaches the parties.
-    meeting : Meeting
+    participants : Participants
         Who they are.
     epochs : int
         Number of epochs.
@@ -56,18 +56,18 @@ class Training:
     def __init__(
         self,
         strategy: VerticalStrategy,
-        courier: Courier,
-        meeting: Meeting,
+        messenger: Messenger,
+        participants: Participants,
         epochs: int,
     ) -> None:
         self.strategy = strategy
-        self.courier = courier
-        self.meeting = meeting
+        self.messenger = messenger
+        self.participants = participants
         self.epochs = epochs
         self.state = RunState()
-        self._guard = Guard(strategy, meeting)
+        self._guard = Guard(strategy, participants)
         self.defender = self._guard.defender
-        rows = meeting.sizes["train"]
+        rows = participants.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
         self._gradients: dict[str, Array] = {}  # made, but not yet delivered
         self.labels: Array | None = None  # for measuring every layer, in simulations
@@ -76,7 +76,7 @@ class Training:
         self._shown = leakage is not None and leakage.shows_labels
         self._leaky: list[str] = []  # limits that the last step exceeded
         self._gradient_step = 0
-        self._keeper = Keeper(strategy.state_dir)
+        self._keeper = StrategyCheckpoints(strategy.state_dir)
         self._trackers = Trackers(strategy.trackers)
         self._rewinds = 0
         self._rewound_at = -1
@@ -109,10 +109,10 @@ class Training:
 
     def _advance(self, bar: TrainingProgress) -> None:
         epoch, index = divmod(self.state.step, self.steps)
-        started, traffic = time.perf_counter(), self.courier.traffic
+        started, traffic = time.perf_counter(), self.messenger.traffic
         loss = self._step(epoch + 1, index)
         self.state.seconds += time.perf_counter() - started
-        self.state.traffic += self.courier.traffic - traffic
+        self.state.traffic += self.messenger.traffic - traffic
         bar.stepped(self.state.step, epoch + 1, loss)
         leaks, ended = self._leaks_too_much(), index == self.steps - 1
         if leaks and not ended:  # kept as it is, so that a resumed epoch is whole
@@ -139,22 +139,22 @@ class Training:
     def _step(self, epoch: int, index: int) -> float:
         """Swap embeddings for gradients once; return the loss."""
         step = self.state.step + 1
-        strategy, courier = self.strategy, self.courier
+        strategy, messenger = self.strategy, self.messenger
         where = {"step": step, "index": index}
         gradients = array_record(self._gradients)
         config = ConfigRecord({**where, **self._gradient_config()})
-        asked = strategy.configure_train(epoch, gradients, config, courier.grid)
-        replies = courier.deliver(list(asked), step)
+        asked = strategy.configure_train(epoch, gradients, config, messenger.grid)
+        replies = messenger.deliver(list(asked), step)
         parts, noted = strategy.aggregate_train(epoch, replies)
         self._delivered(noted or {})
-        label = self.meeting.label.name
+        label = self.participants.label.name
         content = Content({**where, "epoch": epoch}, parts or {})
         if self.defender.requires_labels or self._shown:
             content.config["labels"] = True
         self.defender.late = self._measured_late(step, index)
         if self.defender.late:
             content.config["late"] = True
-        reply = courier.ask(Verb.LABEL, {label: content}, step)[label]
+        reply = messenger.ask(Verb.TRAIN_STEP, {label: content}, step)[label]
         sent: dict[str, Array] = dict(parts or {})
         self._gradients = self._guard.defend(reply, sent, step, epoch, index)
         self.state.defense_seconds += self._guard.seconds
@@ -181,7 +181,7 @@ class Training:
         if self._gradient_step:
             due["gradient-step"] = self._gradient_step
         if self._probe:
-            due["probe"], due["task"] = self._probe, self.meeting.label.task
+            due["probe"], due["task"] = self._probe, self.participants.label.task
         return due
 
     def _delivered(self, noted: Mapping[str, Any]) -> None:
@@ -198,9 +198,9 @@ class Training:
                 arrays=gradient_arrays(self._gradients.get(name)),
                 labels=self.labels,
             )
-            for name in self.meeting.passive
+            for name in self.participants.passive
         }
-        self._delivered(noted(self.courier.ask(verb, contents, self.state.step)))
+        self._delivered(noted(self.messenger.ask(verb, contents, self.state.step)))
 
     def _close_epoch(
         self, epoch: int, bar: TrainingProgress, steps: int, last: bool
@@ -212,7 +212,7 @@ class Training:
         last = last or epoch == self.epochs
         if not every or (epoch % every and not last):
             return
-        held_out = [s for s in ("valid", "test") if self.meeting.sizes[s]]
+        held_out = [s for s in ("valid", "test") if self.participants.sizes[s]]
         metrics = {
             f"{split}_{name}": value
             for split in held_out
@@ -225,7 +225,7 @@ class Training:
             bar.evaluated(main, metrics[main])
         shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
         log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], shown)
-        stopping, task = self.strategy.early_stopping, self.meeting.label.task
+        stopping, task = self.strategy.early_stopping, self.participants.label.task
         if stopping is not None:
             best = stopping.judge(state, metrics, MAIN_METRIC[task])
             if best and stopping.restore_best:
@@ -234,50 +234,36 @@ class Training:
     def _metric(self) -> str:
         stopping = self.strategy.early_stopping
         chosen = stopping.metric if stopping is not None else None
-        return chosen or MAIN_METRIC[self.meeting.label.task]
+        return chosen or MAIN_METRIC[self.participants.label.task]
 
     def evaluate(self, split: str, epoch: int) -> dict[str, float]:
-        """Return the metrics of a split.
-
-        Parameters
-        ----------
-        split : str
-            ``"train"``, ``"valid"`` or ``"test"``.
-        epoch : int
-            The epoch, for Flower's methods.
-        """
+        """Return the metrics of a split."""
         metrics: dict[str, float] = {}
         for index in range(self._parts(split)):
             parts = self._embeddings(split, index, epoch)
             content = Content({"split": split, "index": index}, parts)
-            label = self.meeting.label.name
-            messages = self.courier.messages(Verb.EVALUATE, {label: content})
-            replies = self.courier.deliver(messages, self.state.step)
+            label = self.participants.label.name
+            messages = self.messenger.messages(Verb.EVALUATE, {label: content})
+            replies = self.messenger.deliver(messages, self.state.step)
             record = self.strategy.aggregate_evaluate(epoch, replies)
             metrics = {k: float(v) for k, v in (record or {}).items()}  # type: ignore[arg-type]
         return metrics
 
     def predict(self, split: str) -> list[Array]:
-        """Return the predictions for a split, part by part.
-
-        Parameters
-        ----------
-        split : str
-            ``"train"``, ``"valid"`` or ``"test"``.
-        """
+        """Return the predictions for a split, part by part."""
         parts = []
-        label = self.meeting.label.name
+        label = self.participants.label.name
         for index in range(self._parts(split)):
             embedded = self._embeddings(split, index, 0)
             content = Content({"split": split, "index": index}, embedded)
-            reply = self.courier.ask(Verb.PREDICT, {label: content}, None)[label]
+            reply = self.messenger.ask(Verb.PREDICT, {label: content}, None)[label]
             parts.append(reply.arrays["predictions"])
         return parts
 
     def _parts(self, split: str) -> int:
-        if split not in self.meeting.sizes:
-            raise unknown_name("split", split, self.meeting.sizes)
-        rows = self.meeting.sizes[split]
+        if split not in self.participants.sizes:
+            raise unknown_name("split", split, self.participants.sizes)
+        rows = self.participants.sizes[split]
         return count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
 
     def _embeddings(self, split: str, index: int, epoch: int) -> dict[str, Array]:
@@ -286,18 +272,18 @@ class Training:
             epoch,
             array_record(self._gradients),
             ConfigRecord({**where, **self._gradient_config()}),
-            self.courier.grid,
+            self.messenger.grid,
         )
-        replies = self.courier.deliver(list(messages), self.state.step)
-        contents = self.courier.collect(replies, self.state.step)
+        replies = self.messenger.deliver(list(messages), self.state.step)
+        contents = self.messenger.collect(replies, self.state.step)
         self._delivered(noted(contents))
         return embeddings(contents, self.state.step)
 
     def _checkpoint(self, tag: str) -> None:
         """Have every party keep its state after the last completed step."""
         self._tell_passive(Verb.CHECKPOINT, tag=tag)
-        label = self.meeting.label.name
-        self.courier.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
+        label = self.participants.label.name
+        self.messenger.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
         kept = {
             "run": asdict(self.state),
             "defender": self.defender.state_dict(),
@@ -305,15 +291,9 @@ class Training:
         self._keeper.save(tag, kept)
 
     def restore(self, tag: str) -> None:
-        """Bring every party, and this run, back to a checkpoint.
-
-        Parameters
-        ----------
-        tag : str
-            A checkpoint that every party has.
-        """
-        contents = {name: Content({"tag": tag}) for name in self.courier.nodes}
-        replies = self.courier.ask(Verb.RESTORE, contents)
+        """Bring every party, and this run, back to a checkpoint."""
+        contents = {name: Content({"tag": tag}) for name in self.messenger.nodes}
+        replies = self.messenger.ask(Verb.RESTORE, contents)
         steps = {name: reply.number("step") for name, reply in replies.items()}
         if len(set(steps.values())) != 1:
             raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
@@ -330,7 +310,7 @@ class Training:
 
     def resume(self) -> None:
         """Go back to the newest step that every party has a checkpoint of."""
-        self._go_back(self.meeting.common_checkpoints())
+        self._go_back(self.participants.common_checkpoints())
 
     def _go_back(self, tags: set[str]) -> None:
         found = [tagged_step(tag) for tag in tags]
@@ -352,9 +332,11 @@ class Training:
             error.add_note(f"step {step + 1} was tried {self._rewinds} times")
             raise error
         log(WARNING, "%s", error)
-        self.meeting = self.strategy.meet(self.courier)
+        self.participants = self.strategy.meet(self.messenger)
         try:
-            self._go_back(self.meeting.common_checkpoints() & set(self._keeper.kept))
+            self._go_back(
+                self.participants.common_checkpoints() & set(self._keeper.kept)
+            )
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 

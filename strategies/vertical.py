@@ -12,25 +12,25 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from flower_vfl.aggregation import AGGREGATIONS
 from flower_vfl.alignment import DEFAULT_GROUP
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.parties.aggregation import AGGREGATIONS
 from flower_vfl.transform import GradientTransform
-from flower_vfl.watch import Leakage
 
-from .aligning import RELAY_BYTES, AlignmentPlan
-from .courier import Courier
-from .meeting import Meeting, hold_meeting
+from .alignment import RELAY_BYTES, AlignmentPlan
+from .messenger import Messenger
 from .rounds import VerticalRounds
-from .run_state import VerticalResult
 from .settings import (
     log_settings,
-    make_terms,
+    make_config,
     not_negative,
     not_used,
     rates_by_party,
     transform_list,
 )
+from .setup import Participants, setup
+from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import Tracker
 from .training import Training
@@ -232,8 +232,8 @@ class VerticalStrategy(VerticalRounds):
         self.summary()
         started = time.time()
         training = self.connect(grid, num_rounds, timeout, resume)
-        label = training.meeting.label.name
-        if not training.meeting.sizes["train"]:
+        label = training.participants.label.name
+        if not training.participants.sizes["train"]:
             remedy = "Make the held-out parts smaller"
             raise PartyError(label, "has no training rows", remedy)
         if resume:
@@ -255,40 +255,19 @@ class VerticalStrategy(VerticalRounds):
         timeout: float = 3600,
         resume: bool = False,
     ) -> Training:
-        """Greet the parties of a grid and agree on the terms, without training.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any Flower grid whose nodes run a ``vertical_client_app``.
-        num_rounds : int (default: 1)
-            Number of epochs.
-        timeout : float (default: 3600)
-            Seconds to wait for a party's reply.
-        resume : bool (default: False)
-            Whether to go on with the alignment that the parties have kept.
-        """
-        courier = Courier(grid, timeout, self.retries)
-        meeting = self.meet(courier, reuse=resume)
-        if self.early_stopping is not None and not meeting.sizes["valid"]:
+        """Greet the parties of a grid and agree on the terms, without training."""
+        messenger = Messenger(grid, timeout, self.retries)
+        participants = self.meet(messenger, reuse=resume)
+        if self.early_stopping is not None and not participants.sizes["valid"]:
             raise ConfigError(
                 "early stopping looks at validation rows and there are none; set "
                 "valid_fraction, or give every party a split with VALID rows"
             )
-        self._training = Training(self, courier, meeting, num_rounds)
+        self._training = Training(self, messenger, participants, num_rounds)
         return self._training
 
-    def meet(self, courier: Courier, reuse: bool = True) -> Meeting:
-        """Hold the hello with the nodes that a courier reaches.
-
-        Parameters
-        ----------
-        courier : Courier
-            Reaches the nodes.
-        reuse : bool (default: True)
-            Whether to go on with the alignment that the parties have kept, if ids are
-            aligned: a new one would have another row order.
-        """
-        courier.wait_for_nodes(self.parties)
-        plan, threads, terms = self.alignment, self.threads, make_terms(self)
-        return hold_meeting(courier, terms, self.rates, threads, plan, reuse)
+    def meet(self, messenger: Messenger, reuse: bool = True) -> Participants:
+        """Hold the hello with the nodes that a messenger reaches."""
+        messenger.wait_for_nodes(self.parties)
+        plan, threads, terms = self.alignment, self.threads, make_config(self)
+        return setup(messenger, terms, self.rates, threads, plan, reuse)

@@ -5,18 +5,18 @@ Nothing in here knows about Flower: parties take lists and return lists.
 
 from __future__ import annotations
 
+from .chunks import ChunkCodec, settings
 from .elements import Elements, Group, InvalidElementError
 from .groups import DEFAULT_GROUP, GROUPS, make_group
 from .ids import NORMALISERS, e164, encode_ids, lower_email
 from .keys import METHODS, AlignmentSettings
 from .lists import ListError
 from .padding import padding_delta
-from .post import Post, settings
 from .psi import PsiParty
 from .psu import PsuParty
 from .result import Alignment
-from .ring import Letter, Member, relay
-from .sealing import Header, Hello, Identity, Sealed, SealError, Seals
+from .ring import Member, RoundMessage, relay
+from .sealing import Header, Hello, Identity, Sealed, SealError, SecureChannel
 
 __all__ = [
     "DEFAULT_GROUP",
@@ -25,21 +25,21 @@ __all__ = [
     "NORMALISERS",
     "Alignment",
     "AlignmentSettings",
+    "ChunkCodec",
     "Elements",
     "Group",
     "Header",
     "Hello",
     "Identity",
     "InvalidElementError",
-    "Letter",
     "ListError",
     "Member",
-    "Post",
     "PsiParty",
     "PsuParty",
+    "RoundMessage",
     "SealError",
     "Sealed",
-    "Seals",
+    "SecureChannel",
     "e164",
     "encode_ids",
     "lower_email",

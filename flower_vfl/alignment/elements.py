@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import VerticalError
+from flower_vfl.errors import VerticalError
 
 Elements = NDArray[np.uint8]
 Progress = Callable[[int], None]
@@ -57,35 +57,18 @@ def texts(elements: Elements) -> NDArray[np.bytes_]:
 
     numpy drops zero bytes at the end of such a string when it is taken out of the
     array. Within the array every row has the same length, so nothing is lost.
-
-    Parameters
-    ----------
-    elements : Elements
-        One row per element.
     """
     rows = np.ascontiguousarray(elements)
     return rows.view(f"S{rows.shape[1]}").reshape(len(rows))
 
 
 def order_of(elements: Elements) -> NDArray[np.int64]:
-    """Return the order that sorts the rows by their bytes.
-
-    Parameters
-    ----------
-    elements : Elements
-        One row per element.
-    """
+    """Return the order that sorts the rows by their bytes."""
     return np.argsort(texts(elements), kind="stable").astype(np.int64, copy=False)
 
 
 def is_ascending(elements: Elements) -> bool:
-    """Return whether the rows are sorted and no two are equal.
-
-    Parameters
-    ----------
-    elements : Elements
-        One row per element.
-    """
+    """Return whether the rows are sorted and no two are equal."""
     rows = texts(elements)
     return bool(np.all(rows[:-1] < rows[1:]))
 
@@ -120,23 +103,11 @@ class Group(ABC):
         """Raise InvalidElementError for the first row that is invalid."""
 
     def inverse(self, key: int) -> int:
-        """Return the key that undoes a key.
-
-        Parameters
-        ----------
-        key : int
-            A key.
-        """
+        """Return the key that undoes a key."""
         return pow(key, -1, self.order)
 
     def product(self, *keys: int) -> int:
-        """Return the key that raises as all the keys do one after the other.
-
-        Parameters
-        ----------
-        *keys : int
-            Keys.
-        """
+        """Return the key that raises as all the keys do one after the other."""
         return prod(keys) % self.order
 
     def hash(
@@ -145,17 +116,7 @@ class Group(ABC):
         context: bytes = b"",
         progress: Progress | None = None,
     ) -> Elements:
-        """Return one element per message: the same for the same message only.
-
-        Parameters
-        ----------
-        messages : Sequence[bytes]
-            What to hash, without ambiguity (see `flower_vfl.alignment.ids`).
-        context : bytes (default: b"")
-            The session: another context gives unrelated elements.
-        progress : Progress | None (default: None)
-            Called with the number of elements done since the last call.
-        """
+        """Return one element per message: the same for the same message only."""
         prefix = domain(self.name, context)
         target = np.empty((len(messages), self.size), np.uint8)
 
@@ -169,17 +130,7 @@ class Group(ABC):
     def power(
         self, elements: Elements, key: int, progress: Progress | None = None
     ) -> Elements:
-        """Return every element raised to a key, after checking that it is valid.
-
-        Parameters
-        ----------
-        elements : Elements
-            One row per element.
-        key : int
-            A key.
-        progress : Progress | None (default: None)
-            Called with the number of elements done since the last call.
-        """
+        """Return every element raised to a key, after checking that it is valid."""
         if not 0 < key < self.order:
             raise ValueError("a key is between 1 and the order of the group")
         rows = self._rows(elements)
@@ -195,14 +146,7 @@ class Group(ABC):
         return target
 
     def validate(self, elements: Elements) -> None:
-        """Raise InvalidElementError unless every row is a valid element.
-
-        Parameters
-        ----------
-        elements : Elements
-            One row per element. Valid is: canonical encoding, in the group, not the
-            identity.
-        """
+        """Raise InvalidElementError unless every row is a valid element."""
         rows = self._rows(elements)
 
         def work(start: int, stop: int) -> None:
@@ -214,23 +158,11 @@ class Group(ABC):
         self._parallel(len(rows), work, None)
 
     def encode(self, elements: Elements) -> bytes:
-        """Return a list as one piece of bytes.
-
-        Parameters
-        ----------
-        elements : Elements
-            One row per element.
-        """
+        """Return a list as one piece of bytes."""
         return self._rows(elements).tobytes()
 
     def decode(self, blob: bytes | bytearray) -> Elements:
-        """Return the list in a piece of bytes; the elements are not yet validated.
-
-        Parameters
-        ----------
-        blob : bytes | bytearray
-            What `encode` gave.
-        """
+        """Return the list in a piece of bytes; the elements are not yet validated."""
         if len(blob) % self.size:
             raise InvalidElementError(
                 len(blob) // self.size, f"has fewer than {self.size} bytes"
@@ -273,14 +205,6 @@ class Group(ABC):
 
 
 def domain(group: str, context: bytes) -> bytes:
-    """Return what stands before a message that is hashed, so that no use meets another.
-
-    Parameters
-    ----------
-    group : str
-        Name of the group.
-    context : bytes
-        The session.
-    """
+    """Return what stands before a message that is hashed, so that no use meets another."""
     parts = (TAG, group.encode(), context)
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

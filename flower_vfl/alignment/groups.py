@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..errors import unknown_name
+from flower_vfl.errors import unknown_name
+
 from .elements import Group
 from .modp import Modp
 from .ristretto import Ristretto255

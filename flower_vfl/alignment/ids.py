@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
 
 Id = str | int | bytes
 Normaliser = Callable[[Id], Id]
@@ -27,13 +27,7 @@ _SEPARATORS = str.maketrans("", "", " \t\u00a0-.()/\u2010\u2011\u2013")
 
 
 def plain(given: object) -> Id:
-    """Return an id as Python's own text, integer or bytes.
-
-    Parameters
-    ----------
-    given : object
-        An id, also as one of numpy's types.
-    """
+    """Return an id as Python's own text, integer or bytes."""
     if isinstance(given, str):
         return str.__str__(given)  # not the name of an enumeration's member
     if isinstance(given, bytes):
@@ -46,13 +40,7 @@ def plain(given: object) -> Id:
 
 
 def encode_id(given: object) -> bytes:
-    """Return the bytes of one id: its type, its length, itself.
-
-    Parameters
-    ----------
-    given : object
-        A text, an integer or bytes.
-    """
+    """Return the bytes of one id: its type, its length, itself."""
     value = plain(given)
     if isinstance(value, str):
         try:
@@ -112,13 +100,7 @@ def _refuse_duplicates(messages: Sequence[bytes]) -> None:
 
 
 def normaliser(given: Normaliser | str | None) -> Normaliser:
-    """Return a normaliser, which may be given by name.
-
-    Parameters
-    ----------
-    given : Normaliser | str | None
-        A function, a name of `NORMALISERS`, or None for none.
-    """
+    """Return a normaliser, which may be given by name."""
     if given is None:
         return unchanged
     if isinstance(given, str):
@@ -129,13 +111,7 @@ def normaliser(given: Normaliser | str | None) -> Normaliser:
 
 
 def unchanged(given: Id) -> Id:
-    """Return the id as it is.
-
-    Parameters
-    ----------
-    given : Id
-        An id.
-    """
+    """Return the id as it is."""
     return given
 
 

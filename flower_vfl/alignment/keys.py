@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
+
 from .ids import Normaliser
 from .psi import PsiParty
 from .psu import PsuParty
@@ -58,15 +59,7 @@ class AlignmentSettings:
 
     @classmethod
     def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:
-        """Return the settings that a node config holds.
-
-        Parameters
-        ----------
-        config : Mapping[str, object]
-            ``trust-server`` (true or false), ``alignment-key`` (a file),
-            ``alignment-pins`` (a TOML file, or ``name=key,name=key``),
-            ``alignment-normalise`` and ``alignment-methods`` (names, with commas).
-        """
+        """Return the settings that a node config holds."""
         key, pins = config.get("alignment-key"), config.get("alignment-pins")
         given = str(config.get("alignment-methods") or ",".join(METHODS))
         return cls(
@@ -79,13 +72,7 @@ class AlignmentSettings:
 
 
 def trusts_server(config: Mapping[str, object]) -> bool | None:
-    """Return what a node config says about the server, None if it says nothing.
-
-    Parameters
-    ----------
-    config : Mapping[str, object]
-        The node config.
-    """
+    """Return what a node config says about the server, None if it says nothing."""
     trust = config.get("trust-server")
     if trust is None or isinstance(trust, bool):
         return trust
@@ -94,13 +81,7 @@ def trusts_server(config: Mapping[str, object]) -> bool | None:
 
 
 def read_key(path: Path) -> Identity:
-    """Return the key pair of a file that only its owner can read.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    """
+    """Return the key pair of a file that only its owner can read."""
     path = path.expanduser()
     try:
         others = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -119,13 +100,7 @@ def read_key(path: Path) -> Identity:
 
 
 def write_key(path: Path) -> Identity:
-    """Make a key pair and keep it in a new file that only its owner can read.
-
-    Parameters
-    ----------
-    path : Path
-        The file; it must not exist.
-    """
+    """Make a key pair and keep it in a new file that only its owner can read."""
     identity = Identity()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -143,13 +118,7 @@ def write_key(path: Path) -> Identity:
 
 
 def read_pins(given: str) -> dict[str, bytes]:
-    """Return public keys by name.
-
-    Parameters
-    ----------
-    given : str
-        A TOML file (``name = "key"``), or the pairs themselves: ``name=key,name=key``.
-    """
+    """Return public keys by name."""
     pairs: dict[str, object] = {}
     if given.endswith(".toml"):
         try:
@@ -170,26 +139,12 @@ def read_pins(given: str) -> dict[str, bytes]:
 
 
 def key_text(key: bytes) -> str:
-    """Return a key as text.
-
-    Parameters
-    ----------
-    key : bytes
-        A public or a private key.
-    """
+    """Return a key as text."""
     return base64.b64encode(key).decode()
 
 
 def parse_key(text: object, what: str) -> bytes:
-    """Return the 32 bytes of a key.
-
-    Parameters
-    ----------
-    text : object
-        In base64 or in hexadecimal digits.
-    what : str
-        What it is, for the error.
-    """
+    """Return the 32 bytes of a key."""
     plain = text.strip() if isinstance(text, str) else ""
     try:
         written_in_hex = len(plain) == 64

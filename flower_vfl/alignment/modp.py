@@ -29,19 +29,7 @@ KEY_BITS = {2048: 256, 3072: 320}
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a library of large numbers offers; its numbers are of its own type.
-
-    Parameters
-    ----------
-    number : Callable[[bytes], Any]
-        Read a number, most significant byte first.
-    text : Callable[[Any, int], bytes]
-        Write a number with so many bytes.
-    power : Callable[[Any, Any, Any], Any]
-        Base, exponent, odd modulus.
-    jacobi : Callable[[Any, Any], int]
-        The Jacobi symbol of a number and an odd modulus.
-    """
+    """What a library of large numbers offers; its numbers are of its own type."""
 
     number: Callable[[bytes], Any]
     text: Callable[[Any, int], bytes]
@@ -51,13 +39,7 @@ class Arithmetic:
 
 @cache
 def safe_prime(bits: int) -> int:
-    """Return the prime of RFC 3526 with so many bits.
-
-    Parameters
-    ----------
-    bits : int
-        2048 or 3072.
-    """
+    """Return the prime of RFC 3526 with so many bits."""
     inner = _pi(bits - 130) + _CONSTANTS[bits]
     return (1 << bits) - (1 << (bits - 64)) - 1 + (inner << 64)
 
@@ -80,15 +62,7 @@ def _pi(bits: int) -> int:
 
 
 def jacobi(number: int, modulus: int) -> int:
-    """Return the Jacobi symbol: for a prime 1 means a quadratic residue.
-
-    Parameters
-    ----------
-    number : int
-        Not negative.
-    modulus : int
-        Odd and positive.
-    """
+    """Return the Jacobi symbol: for a prime 1 means a quadratic residue."""
     number %= modulus
     sign = 1
     while number:
@@ -114,18 +88,11 @@ class Modp(Group):
     could be found; received elements are checked to be residues; the best known way to
     a short key takes the square root of the number of keys, 2^127 and 2^159 steps,
     which is more than the discrete logarithm of a full key costs; and as long as short
-    keys cannot be found, powers with short keys cannot be told from powers with full
+    keys cannot be found, exponentiations with short keys cannot be told from exponentiations with full
     keys (Koshiba and Kurosawa, Short Exponent Diffie-Hellman Problems, 2004).
 
     GMP's power takes a time that depends on the key. An observer who can time single
-    powers on the same computer is not covered; `ristretto255` covers that too.
-
-    Parameters
-    ----------
-    bits : int
-        2048 (about 112 bits of security) or 3072 (about 128).
-    library : Arithmetic | None (default: None)
-        Who computes; None takes the best that is installed.
+    exponentiations on the same computer is not covered; `ristretto255` covers that too.
     """
 
     _chunk = 32
@@ -185,13 +152,7 @@ def arithmetic() -> Arithmetic:
 
 
 def crypto_arithmetic(integer: Any = Integer) -> Arithmetic:
-    """Return pycryptodome's numbers: GMP where it is installed, else its own code.
-
-    Parameters
-    ----------
-    integer : Any (default: Crypto.Math.Numbers.Integer)
-        Class of the numbers.
-    """
+    """Return pycryptodome's numbers: GMP where it is installed, else its own code."""
     with_gmp = integer.__name__ == "IntegerGMP"
 
     def symbol(number: Any, modulus: Any) -> int:

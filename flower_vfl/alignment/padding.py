@@ -28,17 +28,11 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
 
 
 def dummy_messages(padding: int) -> list[bytes]:
-    """Return a secret random half of the pool of dummy ids.
-
-    Parameters
-    ----------
-    padding : int
-        Number of dummy ids; 0 for none.
-    """
+    """Return a secret random half of the pool of dummy ids."""
     if padding < 0:
         raise ConfigError(f"padding is a number of dummy ids, not {padding}")
     chosen = secrets.SystemRandom().sample(range(2 * padding), padding)
@@ -46,13 +40,7 @@ def dummy_messages(padding: int) -> list[bytes]:
 
 
 def shared_dummies(padding: int) -> NDArray[np.float64]:
-    """Return the probability of 0, 1, ..., `padding` shared dummies.
-
-    Parameters
-    ----------
-    padding : int
-        Number of dummy ids of each of two parties.
-    """
+    """Return the probability of 0, 1, ..., `padding` shared dummies."""
 
     def log_choose(total: int, part: int) -> float:
         return (

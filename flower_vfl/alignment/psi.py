@@ -2,7 +2,7 @@
 
 The ring and the steps are those of `flower_vfl.alignment.psu`; the merging party makes
 the intersection of the lists instead of their union. A party computes
-2·Σ|X_j| + |X_i| + |I| powers.
+2·Σ|X_j| + |X_i| + |I| exponentiations.
 
 What each one learns, if all follow the protocol and none works with another:
 
@@ -57,13 +57,7 @@ class PsiParty(PsuParty):
 
 
 def intersection(lists: Sequence[Elements]) -> Elements:
-    """Return the elements that every list has, sorted.
-
-    Parameters
-    ----------
-    lists : Sequence[Elements]
-        Lists without repeated elements.
-    """
+    """Return the elements that every list has, sorted."""
     size = lists[0].shape[1]
     common = reduce(
         lambda one, other: np.intersect1d(one, other, assume_unique=True),

@@ -19,7 +19,7 @@ The steps of Algorithm 1 for two parties are: `announce` 3 and 5, `raise_first` 
 `collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `announce`,
 `raise_blinded`, `unblind` with `finish` the lines of 11 and 12. (Step 6 also sends its
 list to the other party, who has no use for it; that is left out.) A party computes
-2·Σ|X_j| + |X_i| + |U| powers.
+2·Σ|X_j| + |X_i| + |U| exponentiations.
 
 Lists whose order could link elements are sorted by their bytes, so that their order
 tells nothing that the set does not. Only the private lists keep an order: that of the
@@ -50,7 +50,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
+
 from .elements import Elements, Group, Progress, order_of, texts
 from .lists import ListError, Positions, check_ascending, check_distinct, rows_of
 from .padding import dummy_messages
@@ -87,7 +88,7 @@ class PsuParty:
     padding : int (default: 0)
         Number of dummy ids, the same for all parties.
     progress : Progress | None (default: None)
-        Called with the number of powers done since the last call.
+        Called with the number of exponentiations done since the last call.
     """
 
     def __init__(
@@ -137,45 +138,21 @@ class PsuParty:
         return first[order_of(first)], blinded[self._order]
 
     def raise_first(self, owner: str, elements: Elements) -> Elements:
-        """Return another party's list of the first round, raised and sorted.
-
-        Parameters
-        ----------
-        owner : str
-            The party whose ids these are.
-        elements : Elements
-            The list as it came.
-        """
+        """Return another party's list of the first round, raised and sorted."""
         keys = self._begin("first", owner)
         self._check_list(owner, elements, ascending=True)
         raised = self.group.power(elements, keys.first, self._progress)
         return raised[order_of(raised)]
 
     def raise_blinded(self, owner: str, elements: Elements) -> Elements:
-        """Return another party's private list, raised, in the order it came.
-
-        Parameters
-        ----------
-        owner : str
-            The party whose ids these are.
-        elements : Elements
-            The list as it came.
-        """
+        """Return another party's private list, raised, in the order it came."""
         keys = self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=False)
         total = self.group.product(keys.first, keys.blind, keys.rest)
         return self.group.power(elements, total, self._progress)
 
     def collect(self, owner: str, elements: Elements) -> None:
-        """Keep a list that every party has raised: the merging party's part.
-
-        Parameters
-        ----------
-        owner : str
-            The party whose ids these are.
-        elements : Elements
-            The list at the end of the first round.
-        """
+        """Keep a list that every party has raised: the merging party's part."""
         if self.name != self.ring[0]:
             raise ListError(f"the lists are merged by '{self.ring[0]}'")
         if owner not in self._counts or owner in self._complete:
@@ -200,13 +177,7 @@ class PsuParty:
         return self._raise_second(merged, keys)
 
     def raise_union(self, elements: Elements) -> Elements:
-        """Return the union, raised and sorted: the last party's are the universal ids.
-
-        Parameters
-        ----------
-        elements : Elements
-            The list as it came.
-        """
+        """Return the union, raised and sorted: the last party's are the universal ids."""
         if self.name == self.ring[0]:
             raise ListError("the merging party has raised the union already")
         keys = self._begin_second()
@@ -215,13 +186,7 @@ class PsuParty:
         return self._raise_second(elements, keys)
 
     def unblind(self, returned: Elements) -> None:
-        """Raise this party's private list, which every other party has raised.
-
-        Parameters
-        ----------
-        returned : Elements
-            The list as it came back, in the order in which it was sent.
-        """
+        """Raise this party's private list, which every other party has raised."""
         if self._keys is None or self._order is None or self._mine is not None:
             raise ListError("private elements out of turn")
         if len(returned) != len(self._order):
@@ -233,13 +198,7 @@ class PsuParty:
         self._mine = self.group.power(returned, key, self._progress)
 
     def accept(self, universe: Elements) -> None:
-        """Keep the universal ids.
-
-        Parameters
-        ----------
-        universe : Elements
-            The union after every party has raised it a second time.
-        """
+        """Keep the universal ids."""
         self._begin("universe", "")
         if len(universe) != self._size:
             raise ListError(f"{len(universe)} universal ids instead of {self._size}")
@@ -283,14 +242,7 @@ class PsuParty:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another object of the same party and session was.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            As :meth:`state_dict` returned it. The ids are not in it; they are needed,
-            in the same order, only until they were announced.
-        """
+        """Go on where another object of the same party and session was."""
         keys, dummies = state["keys"], state["dummies"]
         self._keys = None if keys is None else _Keys(*(int(k, 16) for k in keys))
         own = [] if self._messages is None else self._messages[: self._own]

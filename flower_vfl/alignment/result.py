@@ -39,13 +39,7 @@ class Alignment:
         return {**self.counts, "aligned": len(self.universe)}
 
     def fingerprint(self, agreed: bytes) -> str:
-        """Return what is the same at all parties of one handshake and nowhere else.
-
-        Parameters
-        ----------
-        agreed : bytes
-            What the parties had agreed on, from `flower_vfl.alignment.settings`.
-        """
+        """Return what is the same at all parties of one handshake and nowhere else."""
         digest = hashlib.blake2b(framed(agreed), digest_size=32)
         digest.update(self.universe.data)
         return digest.hexdigest()
@@ -56,11 +50,5 @@ class Alignment:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Alignment:
-        """Return an alignment that was kept.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            As :meth:`state_dict` returned it.
-        """
+        """Return an alignment that was kept."""
         return cls(**state)

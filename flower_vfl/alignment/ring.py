@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import PartyError
+from flower_vfl.errors import PartyError
+
 from .elements import Elements, InvalidElementError
 from .lists import ListError
 from .psu import Phase, PsuParty
@@ -22,7 +23,7 @@ REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
 
 
 @dataclass(frozen=True, eq=False)
-class Letter:
+class RoundMessage:
     """One list on its way.
 
     Parameters
@@ -50,19 +51,7 @@ class Letter:
 
 
 def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str, str]:
-    """Return who sends a list and who receives it; the universal ids go to all others.
-
-    Parameters
-    ----------
-    ring : Sequence[str]
-        Names of all parties.
-    phase : Phase
-        Which list.
-    owner : str
-        Whose ids these are.
-    hop : int
-        How many times the list has been sent, from 1.
-    """
+    """Return who sends a list and who receives it; the universal ids go to all others."""
     count = len(ring)
     start = ring.index(owner) if owner in ring else 0
     sender = ring[(start + hop - 1) % count]
@@ -74,15 +63,7 @@ def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str,
 
 
 def expected(ring: Sequence[str], name: str) -> Iterator[tuple[Phase, str, int, str]]:
-    """Yield phase, owner, hop and sender of every list that a party is to be sent.
-
-    Parameters
-    ----------
-    ring : Sequence[str]
-        Names of all parties.
-    name : str
-        The party.
-    """
+    """Yield phase, owner, hop and sender of every list that a party is to be sent."""
     count = len(ring)
     own: tuple[Phase, Phase] = ("first", "blinded")
     lists: list[tuple[Phase, str, int]] = [
@@ -116,7 +97,7 @@ class Member:
         self._taken: set[tuple[Phase, str, int]] = set()
         self._waiting = set(party.ring)  # whose lists the merging party lacks
 
-    def open(self) -> list[Letter]:
+    def open(self) -> list[RoundMessage]:
         """Return the letters that start the handshake."""
         try:
             first, blinded = self.party.announce()
@@ -128,14 +109,8 @@ class Member:
             self._letter("blinded", self.name, 1, blinded),
         ]
 
-    def take(self, letter: Letter) -> list[Letter]:
-        """Return the letters that follow from one; PartyError if it is not acceptable.
-
-        Parameters
-        ----------
-        letter : Letter
-            A letter to this party.
-        """
+    def take(self, letter: RoundMessage) -> list[RoundMessage]:
+        """Return the letters that follow from one; PartyError if it is not acceptable."""
         try:
             self._check(letter)
             return self._answer(letter)
@@ -170,20 +145,14 @@ class Member:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another object of the same party and session was.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            As :meth:`state_dict` returned it; see `PsuParty.load_state_dict`.
-        """
+        """Go on where another object of the same party and session was."""
         found = state["alignment"]
         self.party.load_state_dict(state["party"])
         self.alignment = None if found is None else Alignment.from_state(found)
         self._taken = {(phase, owner, hop) for phase, owner, hop in state["taken"]}
         self._waiting = set(state["waiting"])
 
-    def _check(self, letter: Letter) -> None:
+    def _check(self, letter: RoundMessage) -> None:
         """Refuse a letter that is not on its way here, or that was here before."""
         key = (letter.phase, letter.owner, letter.hop)
         count = len(self.ring)
@@ -202,7 +171,7 @@ class Member:
             raise ListError("it has come a second time")
         self._taken.add(key)
 
-    def _answer(self, letter: Letter) -> list[Letter]:
+    def _answer(self, letter: RoundMessage) -> list[RoundMessage]:
         owner, elements = letter.owner, letter.elements
         last = letter.hop == len(self.ring)
         if letter.phase == "first":
@@ -221,7 +190,7 @@ class Member:
         self._finish()
         return []
 
-    def _pass_on(self, owner: str, hop: int, elements: Elements) -> list[Letter]:
+    def _pass_on(self, owner: str, hop: int, elements: Elements) -> list[RoundMessage]:
         """Send a list of the first round on, or merge when all are complete here."""
         full = hop >= len(self.ring) - 1
         if not full or self.name != self.ring[0]:
@@ -230,13 +199,13 @@ class Member:
         self._waiting.discard(owner)
         return [] if self._waiting else self._second_round(self.party.merge(), 1)
 
-    def _second_round(self, union: Elements, hop: int) -> list[Letter]:
+    def _second_round(self, union: Elements, hop: int) -> list[RoundMessage]:
         if self.name != self.ring[-1]:
             return [self._letter("union", "", hop, union)]
         self.party.accept(union)
         self._finish()
         return [
-            Letter("universe", "", hop, self.name, other, union)
+            RoundMessage("universe", "", hop, self.name, other, union)
             for other in self.ring[:-1]
         ]
 
@@ -244,13 +213,15 @@ class Member:
         if self.party.complete:
             self.alignment = self.party.finish()
 
-    def _letter(self, phase: Phase, owner: str, hop: int, list_: Elements) -> Letter:
+    def _letter(
+        self, phase: Phase, owner: str, hop: int, list_: Elements
+    ) -> RoundMessage:
         sender, receiver = route(self.ring, phase, owner, hop)
-        return Letter(phase, owner, hop, sender, receiver, list_)
+        return RoundMessage(phase, owner, hop, sender, receiver, list_)
 
 
 def relay(
-    members: Iterable[Member], tap: Callable[[Letter], None] | None = None
+    members: Iterable[Member], tap: Callable[[RoundMessage], None] | None = None
 ) -> dict[str, Alignment]:
     """Return every party's alignment after a handshake in this process.
 
@@ -258,13 +229,13 @@ def relay(
     ----------
     members : Iterable[Member]
         All parties of the ring.
-    tap : Callable[[Letter], None] | None (default: None)
+    tap : Callable[[RoundMessage], None] | None (default: None)
         Sees every letter before it is delivered.
     """
     by_name = {member.name: member for member in members}
     letters = [letter for member in by_name.values() for letter in member.open()]
     while letters:
-        following: list[Letter] = []
+        following: list[RoundMessage] = []
         for letter in letters:
             if tap:
                 tap(letter)

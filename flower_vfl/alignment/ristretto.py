@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
+
 from .elements import Elements, Group, InvalidElementError
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -81,13 +82,7 @@ def sodium() -> ctypes.CDLL:
 
 
 def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Return the library after its start and a test with a known result.
-
-    Parameters
-    ----------
-    library : ctypes.CDLL
-        Some libsodium.
-    """
+    """Return the library after its start and a test with a known result."""
     if library.sodium_init() < 0:
         raise ConfigError("libsodium does not start")
     for name, count in _NEEDED.items():
@@ -110,11 +105,6 @@ class Ristretto255(Group):
     indistinguishable from a random oracle into the group. (A hash taken as the
     coordinate of an X25519 point would not do: whether it lies on the curve or on its
     twist survives every power and links elements.)
-
-    Parameters
-    ----------
-    library : ctypes.CDLL | None (default: None)
-        A prepared libsodium; None takes the one of this computer.
     """
 
     name = "ristretto255"

@@ -35,7 +35,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, PartyError
+
 from .elements import TAG
 
 _REMEDY = (
@@ -72,13 +73,7 @@ class Identity:
         return self._key.private_bytes_raw()
 
     def exchange(self, public: bytes) -> bytes:
-        """Return the secret that is shared with the holder of a public key.
-
-        Parameters
-        ----------
-        public : bytes
-            The other's public key; ValueError for one of small order.
-        """
+        """Return the secret that is shared with the holder of a public key."""
         return self._key.exchange(X25519PublicKey.from_public_bytes(public))
 
 
@@ -160,7 +155,7 @@ class Sealed:
     content: bytes
 
 
-class Seals:
+class SecureChannel:
     """One party's seals for one session.
 
     Parameters
@@ -212,13 +207,7 @@ class Seals:
         return Hello(self.name, self._identity.public, self._session_key().public)
 
     def meet(self, hellos: Sequence[Hello]) -> None:
-        """Agree on keys with every other party; once.
-
-        Parameters
-        ----------
-        hellos : Sequence[Hello]
-            One of every party; this party's own is left out.
-        """
+        """Agree on keys with every other party; once."""
         others = [hello for hello in hellos if hello.sender != self.name]
         for hello in others:
             if (self.name, hello.sender) in self._keys:
@@ -256,15 +245,7 @@ class Seals:
         self._keys[low, high], self._keys[high, low] = keys[:32], keys[32:]
 
     def seal(self, header: Header, content: bytes) -> Sealed:
-        """Return a letter from this party.
-
-        Parameters
-        ----------
-        header : Header
-            From whom, to whom, and what it is.
-        content : bytes
-            What only the receiver is to read.
-        """
+        """Return a letter from this party."""
         key = self._keys.get((self.name, header.receiver))
         if header.sender != self.name or key is None:
             raise ConfigError(
@@ -278,13 +259,7 @@ class Seals:
         return Sealed(header, number, text)
 
     def open(self, sealed: Sealed) -> bytes:
-        """Return the content of a letter to this party; an error ends the session.
-
-        Parameters
-        ----------
-        sealed : Sealed
-            The letter.
-        """
+        """Return the content of a letter to this party; an error ends the session."""
         try:
             content = self._opened(sealed)
         except SealError:
@@ -334,13 +309,7 @@ class Seals:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another object of the same party and session was.
-
-        Parameters
-        ----------
-        state : dict[str, Any]
-            As :meth:`state_dict` returned it.
-        """
+        """Go on where another object of the same party and session was."""
         fresh, own = state["fresh"], state["own"]
         self._fresh = None if fresh is None else Identity(bytes.fromhex(fresh))
         if own is not None:
@@ -355,13 +324,7 @@ class Seals:
 
 
 def framed(*parts: bytes) -> bytes:
-    """Return the parts in one piece from which they could be told apart again.
-
-    Parameters
-    ----------
-    *parts : bytes
-        What to join.
-    """
+    """Return the parts in one piece from which they could be told apart again."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 

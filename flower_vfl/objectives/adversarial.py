@@ -6,51 +6,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
+
 from .base import OptimizerFactory, clear_gradients
 
 
 def optimizer_of(module: nn.Module, make: OptimizerFactory) -> Optimizer | None:
-    """Return an optimizer for a module; None if nothing in it is to be trained.
-
-    Parameters
-    ----------
-    module : nn.Module
-        The module.
-    make : OptimizerFactory
-        The label party's choice of optimizer.
-    """
+    """Return an optimizer for a module; None if nothing in it is to be trained."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     return make(parameters) if parameters else None
 
 
 def gan_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
-    """Return E[D(real)] − E[D(fake)], the Wasserstein loss of GAFM's equation 3.
-
-    Parameters
-    ----------
-    discriminator : nn.Module
-        D, from (B, columns) to (B, 1).
-    real : Tensor
-        Noisy labels (B, columns).
-    fake : Tensor
-        What the generator made (B, columns).
-    """
+    """Return E[D(real)] − E[D(fake)], the Wasserstein loss of GAFM's equation 3."""
     real_score: Tensor = discriminator(real).mean()
     fake_score: Tensor = discriminator(fake).mean()
     return real_score - fake_score
 
 
 def clip_weights(module: nn.Module, bound: float) -> None:
-    """Clamp every parameter of a module to [−bound, bound].
-
-    Parameters
-    ----------
-    module : nn.Module
-        The discriminator.
-    bound : float
-        The paper's c.
-    """
+    """Clamp every parameter of a module to [−bound, bound]."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.clamp_(-bound, bound)
@@ -63,19 +38,7 @@ def ascend(
     fake: Tensor,
     clip: float,
 ) -> None:
-    """Train the discriminator one step up the GAN loss and clip its weights.
-
-    Parameters
-    ----------
-    discriminator : nn.Module
-        D.
-    optimizer : Optimizer | None
-        Its optimizer; None leaves it as it is.
-    real, fake : Tensor
-        Noisy labels and what the generator made, neither with a gradient.
-    clip : float
-        Bound of the weights.
-    """
+    """Train the discriminator one step up the GAN loss and clip its weights."""
     if optimizer is None:
         return
     descend_on(optimizer, -gan_loss(discriminator, real, fake))
@@ -83,15 +46,7 @@ def ascend(
 
 
 def descend_on(optimizer: Optimizer | None, loss: Tensor) -> None:
-    """Train what an optimizer holds one step down a loss; None trains nothing.
-
-    Parameters
-    ----------
-    optimizer : Optimizer | None
-        The optimizer.
-    loss : Tensor
-        The loss.
-    """
+    """Train what an optimizer holds one step down a loss; None trains nothing."""
     if optimizer is None:
         return
     clear_gradients(optimizer)
@@ -100,15 +55,7 @@ def descend_on(optimizer: Optimizer | None, loss: Tensor) -> None:
 
 
 def gradient_of(loss: Tensor, embedding: Tensor) -> Tensor:
-    """Return the gradient of a loss for the embedding; zeros if it has none.
-
-    Parameters
-    ----------
-    loss : Tensor
-        A scalar.
-    embedding : Tensor
-        The leaf.
-    """
+    """Return the gradient of a loss for the embedding; zeros if it has none."""
     # Two losses may share a part of the graph.
     (gradient,) = torch.autograd.grad(
         loss, embedding, retain_graph=True, allow_unused=True
@@ -117,14 +64,7 @@ def gradient_of(loss: Tensor, embedding: Tensor) -> Tensor:
 
 
 def check_settings(gamma: float, sigma: float, clip: float) -> None:
-    """Refuse settings that no form of GAFM can work with.
-
-    Parameters
-    ----------
-    gamma, sigma, clip : float
-        Weight of the GAN loss, standard deviation of the noise on labels, bound of
-        the discriminator's weights.
-    """
+    """Refuse settings that no form of GAFM can work with."""
     if not 0.0 <= gamma < float("inf"):
         raise ConfigError(f"gamma must be a finite number of at least 0, got {gamma}")
     if not 0.0 <= sigma < float("inf"):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..union.calibration import Calibration
+    from flower_vfl.parties.imputation.calibration import Calibration
 
 Task = Literal["binary", "multiclass", "regression"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -77,13 +77,7 @@ class Objective(nn.Module, ABC):
         self.rows: Tensor | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
-        """Create the optimizers; one over all parameters unless a subclass differs.
-
-        Parameters
-        ----------
-        make : OptimizerFactory
-            The label party's choice of optimizer.
-        """
+        """Create the optimizers; one over all parameters unless a subclass differs."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         self.optimizers = [make(parameters)] if parameters else []
 
@@ -94,15 +88,6 @@ class Objective(nn.Module, ABC):
 
         Only an objective that learns from it does anything here, and no more than to
         keep it: a party may be made anew, and called again, in the midst of a run.
-
-        Parameters
-        ----------
-        features : Sequence[Tensor]
-            The label party's own features, if it has any.
-        labels : Tensor
-            Labels of all rows, as :meth:`encode` returned them.
-        training : Tensor
-            Numbers of the training rows.
         """
 
     @abstractmethod
@@ -128,13 +113,7 @@ class Objective(nn.Module, ABC):
         """
 
     def expect(self, embedding: Tensor) -> Tensor:
-        """Return what the loss compares with labels; predictions, unless calibrated.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return what the loss compares with labels; predictions, unless calibrated."""
         return self.predict(embedding)
 
     @abstractmethod
@@ -165,26 +144,10 @@ class TopModelObjective(Objective):
 
     @abstractmethod
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of a batch.
-
-        Parameters
-        ----------
-        output : Tensor
-            What the top model returned.
-        labels : Tensor
-            Labels as :meth:`encode` returned them.
-        """
+        """Return the mean loss of a batch."""
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Train the top model on one batch and return the embedding's gradient.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding, a leaf that requires a gradient.
-        labels : Tensor
-            Labels of the batch.
-        """
+        """Train the top model on one batch and return the embedding's gradient."""
         for optimizer in self.optimizers:
             clear_gradients(optimizer)
         received = embedding.clone() if self._in_place else embedding
@@ -199,15 +162,7 @@ class TopModelObjective(Objective):
 
 
 def one_column(output: Tensor, task: str) -> Tensor:
-    """Return a (B,) view of an output that must have one column.
-
-    Parameters
-    ----------
-    output : Tensor
-        What a top model returned.
-    task : str
-        The task, for the error.
-    """
+    """Return a (B,) view of an output that must have one column."""
     if output.dim() == 2 and output.shape[1] == 1:
         return output[:, 0]
     if output.dim() == 1:
@@ -219,13 +174,7 @@ def one_column(output: Tensor, task: str) -> Tensor:
 
 
 def finite_numbers(labels: Tensor) -> Tensor:
-    """Return labels that are one finite number per row; refuse any other.
-
-    Parameters
-    ----------
-    labels : Tensor
-        Labels as the label party was given them.
-    """
+    """Return labels that are one finite number per row; refuse any other."""
     if labels.dim() != 1:
         raise ConfigError(
             f"labels must be one number per row, got the shape {tuple(labels.shape)}"
@@ -239,20 +188,7 @@ def finite_numbers(labels: Tensor) -> Tensor:
 
 
 def class_numbers(labels: Tensor, classes: int) -> Tensor:
-    """Return labels that are whole numbers from 0 to classes - 1; refuse any other.
-
-    Parameters
-    ----------
-    labels : Tensor
-        Labels as the label party was given them.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    Tensor
-        Floats for two classes, as binary cross entropy takes them, otherwise integers.
-    """
+    """Return labels that are whole numbers from 0 to classes - 1; refuse any other."""
     labels = finite_numbers(labels)
     outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
     if outside.any():

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
+
 from .base import Task, TopModelObjective, class_numbers, one_column
 
 
@@ -45,15 +46,7 @@ class CrossEntropy(TopModelObjective):
         return output
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy.
-
-        Parameters
-        ----------
-        output : Tensor
-            Logits.
-        labels : Tensor
-            Labels as :meth:`encode` returned them, or shares of classes.
-        """
+        """Return the mean cross entropy."""
         logits = self._logits(output)
         if self.calibration is not None and self.calibration.when == "tr":
             return self.calibration.loss(*self._by_class(logits, labels))
@@ -62,24 +55,12 @@ class CrossEntropy(TopModelObjective):
         return F.cross_entropy(logits, labels)
 
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return the probability of class 1, or of each class.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return the probability of class 1, or of each class."""
         found = self._probabilities(embedding)
         return found if self.calibration is None else self.calibration.to_real(found)
 
     def expect(self, embedding: Tensor) -> Tensor:
-        """Return the probabilities that the loss compares with labels.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return the probabilities that the loss compares with labels."""
         found = self._probabilities(embedding)
         return found if self.calibration is None else self.calibration.to_mixture(found)
 
@@ -97,11 +78,5 @@ class CrossEntropy(TopModelObjective):
         return torch.softmax(logits, dim=1)
 
     def encode(self, labels: Tensor) -> Tensor:
-        """Return float labels (binary) or class numbers (multi-class).
-
-        Parameters
-        ----------
-        labels : Tensor
-            Whole numbers from 0 to classes - 1.
-        """
+        """Return float labels (binary) or class numbers (multi-class)."""
         return class_numbers(labels, self.classes)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
+
 from .adversarial import (
     ascend,
     check_settings,
@@ -25,18 +26,7 @@ _NEWEST = 0.1  # weight of the newest batch in the running class means
 
 
 def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tensor:
-    """Return ỹ of equation 4: even odds, shifted towards the label.
-
-    Parameters
-    ----------
-    labels : Tensor
-        Class numbers (B,).
-    shift : Tensor
-        u ≥ 0 (B,).
-    classes : int (default: 2)
-        With 2, ỹ is 0.5 + u or 0.5 − u (B,). With more (ours, not the paper's), the
-        label's column has 1/C + u and each other one 1/C − u/(C−1): (B, C).
-    """
+    """Return ỹ of equation 4: even odds, shifted towards the label."""
     if classes == 2:
         return 0.5 + torch.where(labels > 0.5, shift, -shift)
     own = F.one_hot(labels.long(), classes).to(shift.dtype)
@@ -45,32 +35,12 @@ def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tens
 
 
 def class_logits(embedding: Tensor, classes: int) -> Tensor:
-    """Return the mean (B, C) of the logits that an embedding has several times over.
-
-    Parameters
-    ----------
-    embedding : Tensor
-        (B, d), d a multiple of C.
-    classes : int
-        C.
-    """
+    """Return the mean (B, C) of the logits that an embedding has several times over."""
     return embedding.reshape(len(embedding), -1, classes).mean(dim=1)
 
 
 def response_loss(embedding: Tensor, response: Tensor, squashed: bool = True) -> Tensor:
-    """Return L_CE of equation 5: cross entropy of the embedding against ỹ.
-
-    Parameters
-    ----------
-    embedding : Tensor
-        f (B, d). For a response of C columns, d is a multiple of C: logits of the
-        classes, several times over, whose mean counts.
-    response : Tensor
-        ỹ, (B,) or (B, C).
-    squashed : bool (default: True)
-        Whether the local models end in a sigmoid, which is then the σ of equation 5.
-        Without, the sigmoid is taken here. For a response of C columns f is logits.
-    """
+    """Return L_CE of equation 5: cross entropy of the embedding against ỹ."""
     if response.dim() == 2:
         logits = class_logits(embedding, response.shape[1])
         return -(response * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
@@ -82,13 +52,7 @@ def response_loss(embedding: Tensor, response: Tensor, squashed: bool = True) ->
 
 
 def unit_length(gradient: Tensor) -> Tensor:
-    """Return a gradient divided by the norm of the whole batch; zeros stay zeros.
-
-    Parameters
-    ----------
-    gradient : Tensor
-        One row per example.
-    """
+    """Return a gradient divided by the norm of the whole batch; zeros stay zeros."""
     largest = gradient.abs().max()
     if not largest > 0.0:
         return torch.zeros_like(gradient)
@@ -102,11 +66,6 @@ def match_columns(means: Tensor) -> list[int]:
 
     The largest mean is matched first, then the largest of the classes and columns
     that are left.
-
-    Parameters
-    ----------
-    means : Tensor
-        Mean of each column (second dimension) over the rows of each class (first).
     """
     left = means.detach().double().cpu().clone()
     chosen = [0] * len(left)
@@ -124,15 +83,6 @@ class ClassGenerator(nn.Module):
     The GAN part knows the distribution of the labels only, and of several classes any
     order fits it. f's columns stand for the classes, because L_CE pulls them there;
     with f's logits in its output, so do the generator's from the start.
-
-    Parameters
-    ----------
-    width : int
-        Columns of the joined embedding, a multiple of the number of classes.
-    classes : int
-        Number of classes.
-    hidden : int
-        Units of the hidden layer.
     """
 
     def __init__(self, width: int, classes: int, hidden: int) -> None:
@@ -245,28 +195,14 @@ class GAFM(Objective):
         self._descender: Optimizer | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
-        """Create one optimizer for the discriminator and one for the generator.
-
-        Parameters
-        ----------
-        make : OptimizerFactory
-            The label party's choice of optimizer; the paper's is Adam.
-        """
+        """Create one optimizer for the discriminator and one for the generator."""
         self._climber = optimizer_of(self.discriminator, make)
         self._descender = optimizer_of(self.generator, make)
         both = (self._climber, self._descender)
         self.optimizers = [made for made in both if made is not None]
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Train discriminator and generator; return the parties' gradient.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding, a leaf that requires a gradient.
-        labels : Tensor
-            Labels of the batch.
-        """
+        """Train discriminator and generator; return the parties' gradient."""
         clear = self._points(labels)
         real = clear + self.sigma * torch.randn_like(clear)
         shift = self.delta * torch.rand(len(clear), device=clear.device)
@@ -342,13 +278,7 @@ class GAFM(Objective):
         self.known |= counts > 0
 
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return the generator's output, the right way round.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return the generator's output, the right way round."""
         output: Tensor = self.generator(self._flat(embedding))
         if self.classes > 2:
             return output[:, match_columns(self.means)]
@@ -356,13 +286,7 @@ class GAFM(Objective):
         return 1.0 - output[:, 0] if decreasing else output[:, 0]
 
     def encode(self, labels: Tensor) -> Tensor:
-        """Return float labels (binary) or class numbers (multi-class).
-
-        Parameters
-        ----------
-        labels : Tensor
-            Whole numbers from 0 to classes - 1.
-        """
+        """Return float labels (binary) or class numbers (multi-class)."""
         return class_numbers(labels, self.classes)
 
 

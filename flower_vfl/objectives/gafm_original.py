@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
+
 from .adversarial import (
     ascend,
     check_settings,
@@ -99,53 +100,25 @@ class GAFMOriginal(Objective):
         self._descender: Optimizer | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
-        """Create one optimizer for the discriminator and one for the decoder.
-
-        Parameters
-        ----------
-        make : OptimizerFactory
-            The label party's choice of optimizer.
-        """
+        """Create one optimizer for the discriminator and one for the decoder."""
         self._climber = optimizer_of(self.discriminator, make)
         self._descender = optimizer_of(self.decoder, make)
         both = (self._climber, self._descender)
         self.optimizers = [made for made in both if made is not None]
 
     def aggregate(self, embedding: Tensor) -> Tensor:
-        """Return Ŷ (B, 1), the LeakyReLU of the summed columns.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return Ŷ (B, 1), the LeakyReLU of the summed columns."""
         return F.leaky_relu(embedding.flatten(1).sum(dim=1, keepdim=True))
 
     def reconstruction(self, aggregate: Tensor, targets: Tensor) -> Tensor:
-        """Return L_recon of the decoder's output.
-
-        Parameters
-        ----------
-        aggregate : Tensor
-            Ŷ (B, 1).
-        targets : Tensor
-            Labels (B,); those of a regression centred and scaled.
-        """
+        """Return L_recon of the decoder's output."""
         output = self.decoder(aggregate)[:, 0]
         if self.task == "binary":
             return F.binary_cross_entropy_with_logits(output, targets)
         return F.mse_loss(output, targets)
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Train discriminator and decoder; return the parties' gradient.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding, a leaf that requires a gradient.
-        labels : Tensor
-            Labels of the batch.
-        """
+        """Train discriminator and decoder; return the parties' gradient."""
         targets = (labels - self.center) / self.scale
         real = targets.unsqueeze(1)
         real = real + self.sigma * torch.randn_like(real)
@@ -172,26 +145,14 @@ class GAFMOriginal(Objective):
         return Outcome(loss, parts["gan"] + parts["recon"], metrics)
 
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return the probability of class 1, or values in the labels' own unit.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return the probability of class 1, or values in the labels' own unit."""
         output: Tensor = self.decoder(self.aggregate(embedding))[:, 0]
         if self.task == "binary":
             return torch.sigmoid(output)
         return output * self.scale + self.center
 
     def encode(self, labels: Tensor) -> Tensor:
-        """Return float labels.
-
-        Parameters
-        ----------
-        labels : Tensor
-            0 and 1, or finite numbers.
-        """
+        """Return float labels."""
         if self.task == "binary":
             return class_numbers(labels, 2)
         return finite_numbers(labels).float()

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, unknown_name
+
 from .base import OptimizerFactory, Outcome
 from .cross_entropy import CrossEntropy
 from .teacher import (
@@ -109,56 +110,24 @@ class LADistill(CrossEntropy):
         self._ranked: Tensor | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
-        """Create the top model's optimizer; the teacher has one while it is trained.
-
-        Parameters
-        ----------
-        make : OptimizerFactory
-            The label party's choice of optimizer.
-        """
+        """Create the top model's optimizer; the teacher has one while it is trained."""
         parameters = [p for p in self.top.parameters() if p.requires_grad]
         self.optimizers = [make(parameters)] if parameters else []
 
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
     ) -> None:
-        """Keep what the teacher is to be trained on; begin anew.
-
-        Parameters
-        ----------
-        features : Sequence[Tensor]
-            The label party's own features, if it has any.
-        labels : Tensor
-            Labels of all rows.
-        training : Tensor
-            Numbers of the training rows.
-        """
+        """Keep what the teacher is to be trained on; begin anew."""
         self._features, self._labels = tuple(features), labels
         self._training = training
         self._seen, self._ranked = [], None
 
     def rank(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the classes (B, k) that share each label, the first one first.
-
-        Parameters
-        ----------
-        logits : Tensor
-            The teacher's (B, C).
-        labels : Tensor
-            The true classes, which LADistill does not look at.
-        """
+        """Return the classes (B, k) that share each label, the first one first."""
         return top_classes(logits, self.k)
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Train the top model on soft labels and return the embedding's gradient.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding, a leaf that requires a gradient.
-        labels : Tensor
-            Labels of the batch.
-        """
+        """Train the top model on soft labels and return the embedding's gradient."""
         if self.rows is None or self._labels is None:
             raise ConfigError(
                 f"{type(self).__name__} has to know which rows a batch has: call "
@@ -173,18 +142,7 @@ class LADistill(CrossEntropy):
         return outcome
 
     def soft_labels(self, ranked: Tensor) -> Tensor:
-        """Return what the cross entropy is taken against.
-
-        Parameters
-        ----------
-        ranked : Tensor
-            Classes (B, k), the first one first.
-
-        Returns
-        -------
-        Tensor
-            (B, C); for two classes the share of class 1 (B,).
-        """
+        """Return what the cross entropy is taken against."""
         soft = anonymous_labels(ranked, self.classes, self.eps)
         return soft[:, 1] if self.task == "binary" else soft
 
@@ -235,15 +193,7 @@ class LADistill(CrossEntropy):
         return ranked
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy against hard or soft labels.
-
-        Parameters
-        ----------
-        output : Tensor
-            Logits.
-        labels : Tensor
-            As :meth:`encode` or :meth:`soft_labels` returned them.
-        """
+        """Return the mean cross entropy against hard or soft labels."""
         if labels.dim() == 2:
             log_shares = F.log_softmax(self._logits(output), dim=1)
             return -(labels * log_shares).sum(dim=1).mean()
@@ -255,13 +205,7 @@ class LADistill(CrossEntropy):
         return {"seen": [list(batch) for batch in self._seen], **ranked}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over a saved state.
-
-        Parameters
-        ----------
-        state : dict[str, Any]
-            As :meth:`get_extra_state` returned it.
-        """
+        """Take over a saved state."""
         device = None if self._labels is None else self._labels.device
         self._seen = [(r.to(device), part.to(device)) for r, part in state["seen"]]
         ranked = state.get("ranked")
@@ -284,13 +228,5 @@ class KDk(LADistill):
     """
 
     def rank(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the classes (B, k) that share each label, the true one first.
-
-        Parameters
-        ----------
-        logits : Tensor
-            The teacher's (B, C).
-        labels : Tensor
-            The true classes.
-        """
+        """Return the classes (B, k) that share each label, the true one first."""
         return true_and_top_classes(logits, labels, self.k)

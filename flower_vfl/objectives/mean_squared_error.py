@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
+
 from .base import Task, TopModelObjective, finite_numbers, one_column
 
 
@@ -36,34 +37,14 @@ class MeanSquaredError(TopModelObjective):
         self.register_buffer("scale", torch.tensor(scale))
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean squared error in units of ``scale``.
-
-        Parameters
-        ----------
-        output : Tensor
-            What the top model returned.
-        labels : Tensor
-            Labels as :meth:`encode` returned them.
-        """
+        """Return the mean squared error in units of ``scale``."""
         target = (labels - self.center) / self.scale
         return F.mse_loss(one_column(output, self.task), target)
 
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return values in the labels' own unit.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return values in the labels' own unit."""
         return one_column(self.top(embedding), self.task) * self.scale + self.center
 
     def encode(self, labels: Tensor) -> Tensor:
-        """Return float labels.
-
-        Parameters
-        ----------
-        labels : Tensor
-            Finite numbers.
-        """
+        """Return float labels."""
         return finite_numbers(labels).float()

@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from ..randomness import RandomState, derive_seed, generator
+from flower_vfl.errors import ConfigError
+from flower_vfl.randomness import RandomState, derive_seed, generator
+
 from .base import OptimizerFactory
 from .gafm import GAFM
 
@@ -229,7 +230,7 @@ def rehearse(rehearsal: Rehearsal, make: Callable[[], GAFM], repeat: int = 0) ->
 def _train(
     rehearsal: Rehearsal, objective: GAFM, data: list[list[Tensor]], labels: Tensor
 ) -> Trial:
-    from ..aggregation import Aggregation  # which imports this package
+    from flower_vfl.parties.aggregation import Aggregation
 
     joiner = Aggregation(rehearsal.aggregation)
     bottoms = nn.ModuleList(rehearsal.bottoms())
@@ -280,7 +281,12 @@ def _embed(
 def _attack(gradient: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the flipped leak AUC of the paper's three attacks on one batch."""
     # The attacks import Task from this package.
-    from ..attacks import leak_auc, mean_attack, median_attack, norm_attack
+    from flower_vfl.leakage.attacks import (
+        leak_auc,
+        mean_attack,
+        median_attack,
+        norm_attack,
+    )
 
     if len(torch.unique(labels)) < 2:
         return {}
@@ -295,7 +301,7 @@ def _attack(gradient: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _train_auc(scores: Tensor, labels: Tensor) -> float:
-    from ..attacks import leak_auc
+    from flower_vfl.leakage.attacks import leak_auc
 
     auc = leak_auc(scores, labels.long())
     if math.isnan(auc):

@@ -9,57 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from flower_vfl.errors import ConfigError
 
 
 def top_classes(logits: Tensor, k: int) -> Tensor:
-    """Return the k classes that a teacher finds most likely, the likeliest first.
-
-    Parameters
-    ----------
-    logits : Tensor
-        (B, C).
-    k : int
-        How many.
-    """
+    """Return the k classes that a teacher finds most likely, the likeliest first."""
     # Softmax keeps the order, so that it need not be taken.
     return logits.topk(k, dim=1).indices
 
 
 def true_and_top_classes(logits: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Return the true class, then the k−1 others that a teacher finds most likely.
-
-    Parameters
-    ----------
-    logits : Tensor
-        (B, C).
-    labels : Tensor
-        Class numbers.
-    k : int
-        How many in all.
-    """
+    """Return the true class, then the k−1 others that a teacher finds most likely."""
     own = labels.long().unsqueeze(1)
     others = logits.scatter(1, own, -torch.inf)
     return torch.cat([own, top_classes(others, k - 1)], dim=1)
 
 
 def anonymous_labels(ranked: Tensor, classes: int, eps: float) -> Tensor:
-    """Return soft labels: 1−ε for the first class, ε/(k−1) for the others of k.
-
-    Parameters
-    ----------
-    ranked : Tensor
-        Class numbers (B, k), no class twice in a row.
-    classes : int
-        Number of classes.
-    eps : float
-        ε.
-
-    Returns
-    -------
-    Tensor
-        (B, C); every row sums to 1.
-    """
+    """Return soft labels: 1−ε for the first class, ε/(k−1) for the others of k."""
     k = ranked.shape[1]
     weights = torch.full((k,), eps / (k - 1), device=ranked.device)
     weights[0] = 1.0 - eps
@@ -115,19 +82,7 @@ def train_teacher(
 def teacher_logits(
     teacher: nn.Module, inputs: Sequence[Tensor], classes: int, rows: int = 4096
 ) -> Tensor:
-    """Return a teacher's logits of all rows.
-
-    Parameters
-    ----------
-    teacher : nn.Module
-        Called as ``teacher(*inputs)``.
-    inputs : Sequence[Tensor]
-        What it was trained on.
-    classes : int
-        Number of columns that it must return.
-    rows : int (default: 4096)
-        Rows at a time.
-    """
+    """Return a teacher's logits of all rows."""
     teacher.eval()
     parts = zip(*(torch.split(part, rows) for part in inputs), strict=True)
     logits = torch.cat([cast(Tensor, teacher(*part)) for part in parts])

@@ -246,15 +246,6 @@ def dirichlet_widths(
 
     One column each, and of the rest a share that is drawn from a Dirichlet
     distribution, rounded by the largest remainders.
-
-    Parameters
-    ----------
-    columns, parties : int
-        How many there are; at least one column for each party.
-    concentration : float
-        Of the symmetric Dirichlet distribution.
-    seed : int (default: 0)
-        What is drawn with.
     """
     stream = np.random.default_rng(seed)
     exact = stream.dirichlet([concentration] * parties) * (columns - parties)

@@ -20,20 +20,7 @@ ENVIRONMENT_VARIABLE = "FLOWER_VFL_DATA"
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that holds a dataset.
-
-    Parameters
-    ----------
-    name : str
-        File name.
-    sha256 : str
-        Checksum of the known file.
-    fetch : Callable[[Path], pd.DataFrame] | None (default: None)
-        Gets the table from a public place, in the coding of the file, given a folder
-        for what it downloads; None if the licence does not allow it.
-    bundled : bool (default: False)
-        Whether scikit-learn carries the same data, so that the file is not needed.
-    """
+    """A file that holds a dataset."""
 
     name: str
     sha256: str
@@ -75,20 +62,7 @@ def data_folders(data_dir: Path | None = None) -> list[Path]:
 
 
 def locate(file: DataFile, data_dir: Path | None = None) -> Path | None:
-    """Return the verified path of a dataset file, fetching it if that is allowed.
-
-    Parameters
-    ----------
-    file : DataFile
-        The file.
-    data_dir : Path | None (default: None)
-        A folder to search first.
-
-    Returns
-    -------
-    Path | None
-        None if the file is not there and scikit-learn carries the same data.
-    """
+    """Return the verified path of a dataset file, fetching it if that is allowed."""
     folders = data_folders(data_dir)
     for folder in folders:
         path = folder / file.name
@@ -112,13 +86,6 @@ def verify(path: Path, sha256: str) -> None:
 
     A file that was fetched by this package is compared with the checksum that was
     written beside it.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    sha256 : str
-        Checksum of the known file.
     """
     status = path.stat()
     found = _checksum(path, status.st_mtime_ns, status.st_size)

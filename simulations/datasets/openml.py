@@ -36,21 +36,7 @@ ADULT_TEST_ROWS = 16281
 
 @dataclass(frozen=True)
 class OpenMLTable:
-    """A table on OpenML; calling it downloads the table.
-
-    Parameters
-    ----------
-    data_id : int
-        Number of the dataset version on OpenML.
-    tidy : Callable[[pd.DataFrame], pd.DataFrame]
-        Brings OpenML's columns and labels into the coding of the known file.
-    rows : int
-        Number of rows that the table must have.
-    label : str
-        Label column of the known file.
-    label_sum : float
-        What the labels must add up to, to one part in a million.
-    """
+    """A table on OpenML; calling it downloads the table."""
 
     data_id: int
     tidy: Callable[[pd.DataFrame], pd.DataFrame]
@@ -59,13 +45,7 @@ class OpenMLTable:
     label_sum: float
 
     def __call__(self, folder: Path) -> pd.DataFrame:
-        """Download the table and check it.
-
-        Parameters
-        ----------
-        folder : Path
-            Where scikit-learn keeps its downloads.
-        """
+        """Download the table and check it."""
         # scikit-learn takes a second to import and is seldom needed here.
         from sklearn import datasets
 
@@ -90,26 +70,14 @@ class OpenMLTable:
 
 
 def tidy_spambase(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return data 44 with UCI's column names (``char_freq_%3B`` is ``char_freq_;``).
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The table of OpenML.
-    """
+    """Return data 44 with UCI's column names (``char_freq_%3B`` is ``char_freq_;``)."""
     numbers = frame.rename(columns=unquote).astype(float)
     label = numbers.pop("class").astype(int)
     return numbers.assign(spam=label)
 
 
 def tidy_credit_default(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return data 42477, whose columns are x1 to x23 and y, with the names of UCI.
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The table of OpenML.
-    """
+    """Return data 42477, whose columns are x1 to x23 and y, with the names of UCI."""
     names = {f"x{i}": name for i, name in enumerate(CREDIT_COLUMNS, start=1)}
     lower = frame.rename(columns=str.lower)
     features = lower[list(names)].rename(columns=names).astype(float)
@@ -125,11 +93,6 @@ def tidy_adult(frame: pd.DataFrame) -> pd.DataFrame:
     """Return data 1590 in UCI's order, with ``?`` for a missing value.
 
     OpenML puts UCI's test file (16281 rows) before its training file.
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The table of OpenML.
     """
     names = [str(name).replace("-", "_") for name in frame.columns]
     table = frame.set_axis(names, axis="columns")
@@ -151,13 +114,7 @@ def tidy_adult(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def tidy_boston(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return data 531 with lower-case names and numbers in every column.
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The table of OpenML.
-    """
+    """Return data 531 with lower-case names and numbers in every column."""
     return frame.rename(columns=str.lower).astype(float).astype({"chas": int})
 
 

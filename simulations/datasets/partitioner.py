@@ -23,13 +23,7 @@ class VerticalPartitioner(Protocol):
         """Number of partitions."""
 
     def load_partition(self, partition_id: int) -> Any:
-        """Return a ``datasets.Dataset`` with the columns of a partition.
-
-        Parameters
-        ----------
-        partition_id : int
-            Number of the partition.
-        """
+        """Return a ``datasets.Dataset`` with the columns of a partition."""
 
 
 def partitioned_columns(

@@ -13,31 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.schedule import TRAIN
+from flower_vfl.parties.schedule import TRAIN
 
-from ..inputs import InputSpec
+from .inputs import InputSpec
 from .types import PartyData
 
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """How one numeric column is prepared.
-
-    Parameters
-    ----------
-    name : str
-        The column.
-    log : bool
-        Whether ``sign(x) log(1 + |x|)`` is taken first.
-    median : float
-        What stands in for a missing value, after the logarithm.
-    mean : float
-        Mean of the training rows, after imputation.
-    scale : float
-        Standard deviation of the training rows; 1 for a constant column.
-    indicator : bool
-        Whether a 0/1 column says which values were missing.
-    """
+    """How one numeric column is prepared."""
 
     name: str
     log: bool
@@ -49,16 +33,7 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """How one categorical column is numbered.
-
-    Parameters
-    ----------
-    name : str
-        The column.
-    values : tuple[str | None, ...]
-        Values with the codes 1, 2, ...; None is a missing value. Every other value
-        has the code 0.
-    """
+    """How one categorical column is numbered."""
 
     name: str
     values: tuple[str | None, ...]
@@ -92,19 +67,7 @@ class TableFit:
         return InputSpec(numeric=len(self.numeric_names), cardinalities=sizes)
 
     def apply(self, frame: pd.DataFrame) -> tuple[Tensor, ...]:
-        """Prepare rows, old or new, as the training rows were.
-
-        Parameters
-        ----------
-        frame : pd.DataFrame
-            A table with at least the fitted columns.
-
-        Returns
-        -------
-        tuple[Tensor, ...]
-            ``float32`` numbers, if there are any, and ``int64`` codes, if there are
-            any.
-        """
+        """Prepare rows, old or new, as the training rows were."""
         frame = _named(frame)
         names = [c.name for c in self.numeric] + [c.name for c in self.categorical]
         absent = [name for name in names if name not in frame.columns]
@@ -147,13 +110,7 @@ class TableFit:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> TableFit:
-        """Return the fit that :meth:`state_dict` wrote.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            What :meth:`state_dict` returned.
-        """
+        """Return the fit that :meth:`state_dict` wrote."""
         return cls(
             tuple(NumericColumn(**column) for column in state["numeric"]),
             tuple(

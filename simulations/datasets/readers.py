@@ -18,27 +18,7 @@ Bundle = Callable[[], pd.DataFrame]
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads a table; called with the dataset's name, its file and the target.
-
-    Parameters
-    ----------
-    label : str
-        Label column.
-    task : Task (default: "binary")
-        What is predicted.
-    classes : tuple[str, ...] (default: ("no", "yes"))
-        Names of the classes 0, 1, ...; not used for a regression.
-    ids : str | None (default: None)
-        Column of row ids.
-    test : str | None (default: None)
-        Column that is 1 for the rows of the official test set.
-    categorical : tuple[str, ...] (default: ())
-        Columns of codes that look like numbers but are not; ``("*",)`` for all.
-    log_columns : tuple[str, ...] (default: ())
-        Columns with a heavy tail, which are prepared on a logarithmic scale.
-    bundled : Bundle | None (default: None)
-        Gives the table where there is no file.
-    """
+    """Reads a table; called with the dataset's name, its file and the target."""
 
     label: str
     task: Task = "binary"
@@ -50,17 +30,7 @@ class TableReader:
     bundled: Bundle | None = None
 
     def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
-        """Return the dataset.
-
-        Parameters
-        ----------
-        name : str
-            Name of the dataset.
-        path : Path | None
-            The file; None to take scikit-learn's copy.
-        target : str | None
-            Not used: a table has one target.
-        """
+        """Return the dataset."""
         frame = self._read(path)
         regression = self.task == "regression"
         labels = frame[self.label].to_numpy(np.float32 if regression else np.int64)
@@ -106,13 +76,7 @@ def breast_cancer() -> pd.DataFrame:
 
 
 def diabetes(scaled: bool) -> pd.DataFrame:
-    """Return scikit-learn's diabetes table.
-
-    Parameters
-    ----------
-    scaled : bool
-        Whether columns are centred and scaled to unit length, over all rows.
-    """
+    """Return scikit-learn's diabetes table."""
     from sklearn import datasets
 
     frame: pd.DataFrame = datasets.load_diabetes(as_frame=True, scaled=scaled).frame
@@ -129,19 +93,7 @@ def digits() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads a table with one text column.
-
-    Parameters
-    ----------
-    text : str
-        Text column.
-    label : str
-        Label column.
-    classes : tuple[str, ...]
-        Names of the classes.
-    first : int (default: 0)
-        Number of the first class in the file.
-    """
+    """Reads a table with one text column."""
 
     text: str
     label: str
@@ -149,17 +101,7 @@ class TextReader:
     first: int = 0
 
     def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
-        """Return the dataset.
-
-        Parameters
-        ----------
-        name : str
-            Name of the dataset.
-        path : Path | None
-            The file.
-        target : str | None
-            Not used: there is one target.
-        """
+        """Return the dataset."""
         frame = pd.read_csv(_needed(path), keep_default_na=False)
         return Dataset(
             name=name,
@@ -173,17 +115,7 @@ class TextReader:
 
 
 def read_imdb(name: str, path: Path | None, target: str | None) -> Dataset:
-    """Return IMDB reviews as one 0/1 column for each of the 500 commonest words.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    path : Path | None
-        The file.
-    target : str | None
-        Not used: there is one target.
-    """
+    """Return IMDB reviews as one 0/1 column for each of the 500 commonest words."""
     with np.load(_needed(path)) as stored:
         words = [str(word) for word in stored["vocab"]]
         bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
@@ -200,17 +132,7 @@ def read_imdb(name: str, path: Path | None, target: str | None) -> Dataset:
 
 
 def read_ham10000(name: str, path: Path | None, target: str | None) -> Dataset:
-    """Return HAM10000's images of skin lesions, grouped by lesion.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    path : Path | None
-        The file.
-    target : str | None
-        ``"melanoma"`` (also for None) or ``"dx"``, the seven diagnoses.
-    """
+    """Return HAM10000's images of skin lesions, grouped by lesion."""
     with np.load(_needed(path)) as stored:
         diagnosis = target == "dx"
         names = tuple(str(value) for value in stored["dx_names"])
@@ -226,17 +148,7 @@ def read_ham10000(name: str, path: Path | None, target: str | None) -> Dataset:
 
 
 def read_bhi(name: str, path: Path | None, target: str | None) -> Dataset:
-    """Return patches of breast tissue, grouped by patient.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    path : Path | None
-        The file.
-    target : str | None
-        Not used: there is one target.
-    """
+    """Return patches of breast tissue, grouped by patient."""
     with np.load(_needed(path)) as stored:
         return Dataset(
             name=name,
@@ -250,17 +162,7 @@ def read_bhi(name: str, path: Path | None, target: str | None) -> Dataset:
 
 
 def read_cifar10(name: str, path: Path | None, target: str | None) -> Dataset:
-    """Return the CIFAR-10 subset, training rows before test rows.
-
-    Parameters
-    ----------
-    name : str
-        Name of the dataset.
-    path : Path | None
-        The file.
-    target : str | None
-        Not used: there is one target.
-    """
+    """Return the CIFAR-10 subset, training rows before test rows."""
     with np.load(_needed(path)) as stored:
         labels = np.concatenate([stored["y_train"], stored["y_test"]])
         pixels = np.concatenate([stored["x_train"], stored["x_test"]])

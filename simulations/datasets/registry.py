@@ -21,18 +21,7 @@ Reader = Callable[[str, Path | None, str | None], Dataset]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset comes from.
-
-    Parameters
-    ----------
-    read : Reader
-        Makes the dataset from its name, its file and the target.
-    file : DataFile | None (default: None)
-        The file; None if scikit-learn carries the data.
-    targets : tuple[str, ...] (default: ())
-        Names of the targets that can be asked for, the default first; empty if there
-        is only one.
-    """
+    """Where a dataset comes from."""
 
     read: Reader
     file: DataFile | None = None

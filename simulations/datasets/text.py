@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.schedule import TRAIN
+from flower_vfl.parties.schedule import TRAIN
 
-from ..inputs import InputSpec
+from .inputs import InputSpec
 from .types import Dataset, PartyData
 
 Weighting = Literal["tfidf", "multihot"]
@@ -45,26 +45,14 @@ class TextFit:
         return InputSpec(numeric=len(self.words))
 
     def apply(self, texts: Sequence[str]) -> tuple[Tensor, ...]:
-        """Turn texts, old or new, into the party's numbers.
-
-        Parameters
-        ----------
-        texts : Sequence[str]
-            One text for each row.
-        """
+        """Turn texts, old or new, into the party's numbers."""
         from sklearn.feature_extraction.text import CountVectorizer
 
         vectorizer = CountVectorizer(vocabulary=list(self.words))
         return self.weigh(vectorizer.transform(texts))
 
     def weigh(self, counts: Any) -> tuple[Tensor, ...]:
-        """Turn counts of the party's words into the party's numbers.
-
-        Parameters
-        ----------
-        counts : scipy.sparse.csr_matrix
-            How often each row has each word.
-        """
+        """Turn counts of the party's words into the party's numbers."""
         dense = counts.toarray().astype(np.float32)
         if self.weighting == "multihot":
             return (torch.from_numpy((dense > 0).astype(np.float32)),)
@@ -82,30 +70,14 @@ class TextFit:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> TextFit:
-        """Return the fit that :meth:`state_dict` wrote.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            What :meth:`state_dict` returned.
-        """
+        """Return the fit that :meth:`state_dict` wrote."""
         return cls(tuple(state["words"]), state["weighting"], tuple(state["idf"]))
 
 
 def vocabulary(
     dataset: Dataset, codes: NDArray[np.int8], max_features: int
 ) -> tuple[str, ...]:
-    """Return the commonest words of the training rows, in alphabetical order.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        A text dataset.
-    codes : NDArray[np.int8]
-        The split of each row.
-    max_features : int
-        Number of words.
-    """
+    """Return the commonest words of the training rows, in alphabetical order."""
     words, _ = _count(dataset, codes.tobytes(), max_features)
     return words
 
@@ -122,21 +94,6 @@ def prepare_text(
 
     The weights and the length of a row are those of the party's own words, as if the
     party knew no others.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        A text dataset.
-    codes : NDArray[np.int8]
-        The split of each row.
-    words : Sequence[str]
-        The party's words.
-    weighting : Weighting (default: "tfidf")
-        ``"tfidf"``: counts times the smoothed inverse document frequency of the
-        training rows, each row scaled to length 1. ``"multihot"``: 1 where the row
-        has the word.
-    max_features : int (default: 1000)
-        Size of the vocabulary of which the words are a part.
     """
     if weighting not in ("tfidf", "multihot"):
         raise ConfigError(f"unknown weighting '{weighting}'; known: multihot, tfidf")

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
 from flower_vfl.randomness import derive_seed
-from flower_vfl.schedule import TEST, TRAIN, VALID, split_rows
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from ..inputs import InputSpec
+    from .inputs import InputSpec
     from .prepare import TableFit
     from .text import TextFit
 
@@ -54,13 +54,7 @@ class Pictures:
         return 0 if stored is None else len(stored)
 
     def take(self, rows: NDArray[np.int64]) -> Pictures:
-        """Return the images of some rows, without decoding any.
-
-        Parameters
-        ----------
-        rows : NDArray[np.int64]
-            Row numbers.
-        """
+        """Return the images of some rows, without decoding any."""
         if self.pixels is not None:
             return replace(self, pixels=self.pixels[rows])
         if self.spans is None:
@@ -189,13 +183,7 @@ class Dataset:
         return self.pictures.array
 
     def take(self, rows: NDArray[np.int64]) -> Dataset:
-        """Return the dataset of some rows.
-
-        Parameters
-        ----------
-        rows : NDArray[np.int64]
-            Row numbers.
-        """
+        """Return the dataset of some rows."""
         return replace(
             self,
             labels=self.labels[rows],
@@ -214,21 +202,6 @@ class Dataset:
 
         The official test rows are the test rows where the dataset has them. Where
         rows have groups, whole groups are drawn.
-
-        Parameters
-        ----------
-        seed : int
-            The shared seed.
-        test_fraction : float (default: 0.2)
-            Share of test rows; not used where there is an official test set.
-        valid_fraction : float (default: 0.0)
-            Share of validation rows: of all rows, or of the rows outside the
-            official test set where there is one.
-
-        Returns
-        -------
-        NDArray[np.int8]
-            ``TRAIN``, ``VALID`` or ``TEST`` for each row.
         """
         if self.test_mask is None:
             rows, test = np.arange(len(self)), test_fraction

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
 
-from ..inputs import InputSpec
 from .divide import LabelShare, SplitLike, divide_columns
+from .inputs import InputSpec
 from .prepare import prepare_table
 from .text import Weighting, prepare_text, vocabulary
 from .types import Dataset, PartyData

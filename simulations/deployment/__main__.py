@@ -16,20 +16,14 @@ from types import FrameType
 from typing import Any
 
 from flower_vfl.errors import ConfigError, VerticalError
+from flower_vfl.simulations.results import load_result
 
-from ..results import load_result
 from .cluster import Cluster, ConfigValue
 from .parties import ID_COLUMN, LABEL_COLUMN, write_party_files
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command.
-
-    Parameters
-    ----------
-    arguments : list[str] | None (default: None)
-        Words of the command line; those of this process if not given.
-    """
+    """Return the options of the command."""
     parser = argparse.ArgumentParser(
         prog="python -m flower_vfl.simulations.deployment",
         description="Train over three organisations that run as separate processes on "
@@ -94,15 +88,7 @@ def settings(options: argparse.Namespace, server: Path) -> dict[str, ConfigValue
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start the deployment, train, stop it, and return the result document.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As :func:`parse` returned them.
-    folder : Path
-        Where everything goes.
-    """
+    """Start the deployment, train, stop it, and return the result document."""
     parties = write_party_files(folder, options.dataset)
     with Cluster(folder, parties, _say) as cluster:
         run_id = cluster.submit(settings(options, cluster.server))

@@ -25,17 +25,7 @@ _CURVE = ec.SECP384R1
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """Files of the server's TLS.
-
-    Parameters
-    ----------
-    authority : Path
-        Certificate that every client trusts (``ca.crt``).
-    certificate : Path
-        The server's certificate, signed by the authority.
-    key : Path
-        Its private key, readable for the owner only.
-    """
+    """Files of the server's TLS."""
 
     authority: Path
     certificate: Path
@@ -44,15 +34,7 @@ class ServerFiles:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Files of a SuperNode's key, in OpenSSH's format as Flower wants it.
-
-    Parameters
-    ----------
-    private : Path
-        Stays with the party, readable for the owner only.
-    public : Path
-        Is registered with the SuperLink.
-    """
+    """Files of a SuperNode's key, in OpenSSH's format as Flower wants it."""
 
     private: Path
     public: Path
@@ -62,13 +44,6 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     """Make an authority and a server certificate that it signed.
 
     The authority's own key is not written anywhere: nothing else can be signed.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the files go; made if it does not exist.
-    hosts : Sequence[str]
-        Names and IP addresses under which clients reach the server.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority_key = ec.generate_private_key(_CURVE())
@@ -120,13 +95,6 @@ def make_key_pair(folder: Path, name: str) -> KeyPair:
     """Make the key that a SuperNode proves its identity with.
 
     The same as ``ssh-keygen -t ecdsa -b 384 -N "" -f <name>_key``.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the files go; made if it does not exist.
-    name : str
-        Name of the party.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(_CURVE())

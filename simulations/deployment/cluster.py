@@ -16,9 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from flower_vfl.errors import ConfigError, VerticalError
+from flower_vfl.simulations.runtime.flower_runtime import (
+    CONNECTION,
+    LAST_LINES,
+    Deadline,
+    Runtime,
+    free_port,
+    plain,
+)
+from flower_vfl.simulations.runtime.process_reaper import session_members
 
-from ..flower_runtime import CONNECTION, LAST_LINES, Deadline, Runtime, free_port, plain
-from ..watchman import session_members
 from .certificates import KeyPair, make_key_pair, make_server_files
 from .parties import PartySpec
 
@@ -36,15 +43,6 @@ class Cluster:
     The SuperLink serves TLS under a certificate that is made here, and admits only
     SuperNodes whose public key was registered. Everything lies in one folder: in
     ``server/`` what the operator of the server has, in ``<party>/`` what a party has.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the deployment; made if it does not exist.
-    parties : Sequence[PartySpec]
-        The parties.
-    say : Callable[[str], None] (default: print)
-        Told about each step.
     """
 
     def __init__(
@@ -134,13 +132,7 @@ class Cluster:
             self._say(f"{name}: its public key is registered")
 
     def start_party(self, name: str) -> None:
-        """Start a party's SuperNode.
-
-        Parameters
-        ----------
-        name : str
-            The party.
-        """
+        """Start a party's SuperNode."""
         if self.is_running(name):
             raise ConfigError(f"the SuperNode of '{name}' is running already")
         party = self.parties[name]
@@ -161,13 +153,7 @@ class Cluster:
         self._say(f"{name}: SuperNode, {party.role} party, data {party.data.name}")
 
     def stop_party(self, name: str) -> None:
-        """Stop a party's SuperNode as its operator would, and wait for its end.
-
-        Parameters
-        ----------
-        name : str
-            The party.
-        """
+        """Stop a party's SuperNode as its operator would, and wait for its end."""
         process = self._processes[name]
         process.send_signal(signal.SIGTERM)
         try:
@@ -188,49 +174,23 @@ class Cluster:
         self._runtime.stop()
 
     def is_running(self, name: str) -> bool:
-        """Return whether a process is running.
-
-        Parameters
-        ----------
-        name : str
-            A party, ``"superlink"`` or ``"superexec"``.
-        """
+        """Return whether a process is running."""
         process = self._processes.get(name)
         return process is not None and process.poll() is None
 
     # --- what is in it ----------------------------------------------------------
 
     def state_dir(self, name: str) -> Path:
-        """Return the folder of a party's checkpoints.
-
-        Parameters
-        ----------
-        name : str
-            The party.
-        """
+        """Return the folder of a party's checkpoints."""
         return self.folder / name / "state"
 
     def log(self, name: str) -> str:
-        """Return what a process has logged so far, all its starts together.
-
-        Parameters
-        ----------
-        name : str
-            A party, ``"superlink"`` or ``"superexec"``, which has the ServerApp's log.
-        """
+        """Return what a process has logged so far, all its starts together."""
         path = self._log_file(name)
         return plain(path.read_text(errors="replace")) if path.exists() else ""
 
     def process_ids(self, name: str, program: str) -> list[int]:
-        """Return the ids of the processes that a process of the deployment started.
-
-        Parameters
-        ----------
-        name : str
-            A party, ``"superlink"`` or ``"superexec"``.
-        program : str
-            For example ``"flwr-clientapp"`` or ``"flwr-serverapp"``.
-        """
+        """Return the ids of the processes that a process of the deployment started."""
         found = []
         for pid in session_members({self._processes[name].pid}):
             with suppress(subprocess.CalledProcessError):
@@ -245,13 +205,7 @@ class Cluster:
     # --- runs -------------------------------------------------------------------
 
     def submit(self, settings: Mapping[str, ConfigValue]) -> int:
-        """Submit the app with ``flwr run`` and return the id of the run.
-
-        Parameters
-        ----------
-        settings : Mapping[str, ConfigValue]
-            Values that replace those of the app; sessions get TLS without being told.
-        """
+        """Submit the app with ``flwr run`` and return the id of the run."""
         secured: dict[str, ConfigValue] = {
             "certificate": str(self.tls.certificate),
             "private-key": str(self.tls.key),
@@ -272,41 +226,21 @@ class Cluster:
             raise VerticalError(f"flwr run refused the app:\n{text}") from error
 
     def follow(self, run_id: int, on_line: Callable[[str], None]) -> None:
-        """Show the log of a run until it ends.
-
-        Parameters
-        ----------
-        run_id : int
-            The run.
-        on_line : Callable[[str], None]
-            Called with each line.
-        """
+        """Show the log of a run until it ends."""
         command = ["flwr", "log", str(run_id), CONNECTION, "--stream"]
         process = self._runtime.start(command)
         for line in self._runtime.lines(process, Deadline(None)):
             on_line(line)
 
     def status(self, run_id: int) -> tuple[str, str]:
-        """Return the status of a run and what Flower says about it.
-
-        Parameters
-        ----------
-        run_id : int
-            The run.
-        """
+        """Return the status of a run and what Flower says about it."""
         for run in self._runtime.list_runs(Deadline(_START)):
             if int(run["run-id"]) == run_id:
                 return str(run["status"]), plain(str(run["status-details"]))
         raise VerticalError(f"the SuperLink knows no run {run_id}")
 
     def stop_run(self, run_id: int) -> None:
-        """Stop a run with ``flwr stop``.
-
-        Parameters
-        ----------
-        run_id : int
-            The run.
-        """
+        """Stop a run with ``flwr stop``."""
         process = self._runtime.start(["flwr", "stop", str(run_id), CONNECTION])
         said, _ = process.communicate(timeout=_START)
         if process.returncode:

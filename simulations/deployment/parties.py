@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from flower_vfl.errors import ConfigError
-
-from ..datasets import load_dataset, party_columns
+from flower_vfl.simulations.datasets import load_dataset, party_columns
 
 ID_COLUMN = "id"
 LABEL_COLUMN = "label"
@@ -18,17 +17,7 @@ NAMES = ("bank", "shop", "telco")
 
 @dataclass(frozen=True)
 class PartySpec:
-    """One party of a deployment.
-
-    Parameters
-    ----------
-    name : str
-        Its name, by which errors and results call it.
-    role : "label" | "passive"
-        Whether it holds the labels.
-    data : Path
-        Its own file.
-    """
+    """One party of a deployment."""
 
     name: str
     role: Literal["label", "passive"]
@@ -41,15 +30,6 @@ def write_party_files(
     """Divide a built-in table by columns into one CSV file for each party.
 
     Every file has the ids; the labels are in the first one only.
-
-    Parameters
-    ----------
-    folder : Path
-        Each party gets a folder of its own below it.
-    dataset : str (default: "breast-cancer")
-        Name of a dataset that is a table.
-    names : Sequence[str] (default: NAMES)
-        The label party first.
     """
     data = load_dataset(dataset)
     if data.table is None:

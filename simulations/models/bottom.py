@@ -6,19 +6,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.datasets.inputs import InputSpec
 
-from ..inputs import InputSpec
 from .layers import positive
 
 
 def input_kind(spec: InputSpec) -> str:
-    """Return ``"image"`` or ``"table"``.
-
-    Parameters
-    ----------
-    spec : InputSpec
-        A party's features.
-    """
+    """Return ``"image"`` or ``"table"``."""
     return "table" if spec.image is None else "image"
 
 

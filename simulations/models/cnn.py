@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.datasets.inputs import InputSpec
 
-from ..inputs import InputSpec
 from .bottom import BottomModel
 from .layers import activation_layer, dense_layers, normalise_image, positive
 
@@ -24,26 +24,6 @@ def conv_layers(
 
     A side that is shorter than an unpadded kernel is padded after all, and a side of
     one pixel is not pooled, so that narrow strips come through.
-
-    Parameters
-    ----------
-    shape : tuple[int, int, int]
-        Channels, height and width that come in.
-    channels : Sequence[int]
-        Output channels of each convolution.
-    kernel : int (default: 3)
-        Side of the kernels, odd; the stride is 1.
-    padding : bool (default: True)
-        Whether the convolutions keep the height and the width.
-    activation : str (default: "relu")
-        A name of ``ACTIVATIONS``.
-    batch_norm : bool (default: False)
-        Whether a batch norm stands before each activation.
-
-    Returns
-    -------
-    tuple[list[nn.Module], tuple[int, int, int]]
-        The layers, and the channels, height and width that come out.
     """
     positive("channels", *channels)
     if kernel < 1 or kernel % 2 == 0:

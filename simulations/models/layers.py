@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, unknown_name
-
-from ..inputs import InputSpec
+from flower_vfl.simulations.datasets.inputs import InputSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "none": nn.Identity,
@@ -20,13 +19,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def activation_layer(name: str) -> nn.Module:
-    """Return a new activation module.
-
-    Parameters
-    ----------
-    name : str
-        A name of ``ACTIVATIONS``.
-    """
+    """Return a new activation module."""
     if name not in ACTIVATIONS:
         raise unknown_name("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
@@ -39,22 +32,7 @@ def dense_layers(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> list[nn.Module]:
-    """Return hidden layers: linear, batch norm, activation, dropout, and so on.
-
-    Parameters
-    ----------
-    in_width : int
-        Number of input columns.
-    hidden : Sequence[int]
-        Width of each hidden layer; may be empty.
-    activation : str (default: "relu")
-        A name of ``ACTIVATIONS``.
-    dropout : float (default: 0.0)
-        Probability of dropping a unit; 0 adds no dropout layer.
-    batch_norm : bool (default: False)
-        Whether a batch norm stands before each activation. Training batches then
-        need at least two rows.
-    """
+    """Return hidden layers: linear, batch norm, activation, dropout, and so on."""
     if not 0.0 <= dropout < 1.0:
         raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}")
     positive("hidden", *hidden)
@@ -71,15 +49,7 @@ def dense_layers(
 
 
 def positive(what: str, *values: int) -> None:
-    """Refuse sizes below 1.
-
-    Parameters
-    ----------
-    what : str
-        What the sizes are, for the error.
-    *values : int
-        The sizes.
-    """
+    """Refuse sizes below 1."""
     for value in values:
         if value < 1:
             raise ConfigError(f"{what} must be at least 1, got {value}")
@@ -90,11 +60,6 @@ def normalise_image(image: Tensor) -> Tensor:
 
     The channels of a pixel lie side by side in memory, which makes convolution and
     pooling faster on a CPU.
-
-    Parameters
-    ----------
-    image : Tensor
-        Pixels (B, C, H, W).
     """
     if image.dtype != torch.uint8:
         raise ConfigError(
@@ -111,13 +76,6 @@ class TableEncoder(nn.Module):
     The numeric columns come first, then the embedding of each categorical column.
     Code 0 does not occur in the training rows, so its embedding starts at zero: a
     value never seen adds nothing rather than noise.
-
-    Parameters
-    ----------
-    spec : InputSpec
-        The table's columns.
-    embedding : int
-        Width of each categorical column's embedding.
     """
 
     def __init__(self, spec: InputSpec, embedding: int) -> None:
@@ -153,13 +111,7 @@ class TableEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Turns an image into one vector per row, its normalised pixels.
-
-    Parameters
-    ----------
-    spec : InputSpec
-        The image's shape.
-    """
+    """Turns an image into one vector per row, its normalised pixels."""
 
     def __init__(self, spec: InputSpec) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from ..inputs import InputSpec
+from flower_vfl.simulations.datasets.inputs import InputSpec
+
 from .bottom import BottomModel
 from .layers import ImageEncoder, TableEncoder, activation_layer, dense_layers
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.spec import build_from_spec, parse_spec
+from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.specs import build_from_spec, parse_spec
 
-from ..inputs import InputSpec
 from .bottom import BottomModel, input_kind
 from .cnn import CNN
 from .mlp import MLP

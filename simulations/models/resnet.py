@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.datasets.inputs import InputSpec
 
-from ..inputs import InputSpec
 from .bottom import BottomModel
 from .layers import activation_layer, normalise_image
 
@@ -16,15 +16,7 @@ BLOCKS_PER_STAGE = 3
 
 
 class PaddedShortcut(nn.Module):
-    """Option A: take every ``stride``-th pixel, fill new channels with zeros.
-
-    Parameters
-    ----------
-    extra : int
-        Number of channels to add.
-    stride : int
-        Step between the pixels kept.
-    """
+    """Option A: take every ``stride``-th pixel, fill new channels with zeros."""
 
     def __init__(self, extra: int, stride: int) -> None:
         super().__init__()
@@ -39,17 +31,7 @@ class PaddedShortcut(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch norm, and a shortcut around them.
-
-    Parameters
-    ----------
-    inside, outside : int
-        Input and output channels.
-    stride : int
-        Stride of the first convolution.
-    shortcut : str
-        ``"A"`` or ``"B"``: what to do where the shape changes.
-    """
+    """Two 3×3 convolutions with batch norm, and a shortcut around them."""
 
     def __init__(self, inside: int, outside: int, stride: int, shortcut: str) -> None:
         super().__init__()

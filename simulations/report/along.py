@@ -8,7 +8,13 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from ..measures import is_regression, leaks_of, utility_of, worst_leaks
+from flower_vfl.simulations.studies.run_metrics import (
+    is_regression,
+    leaks_of,
+    utility_of,
+    worst_leaks,
+)
+
 from .axes import shown
 from .content import Figure, Section
 from .curves import kilobytes, leak_span, metric_name, milliseconds
@@ -21,13 +27,7 @@ _LOG = 8.0  # a logarithmic axis from this ratio of the ends on
 
 
 def setting_section(report: Report) -> Section | None:
-    """Return leak, utility and cost along a setting; None if there is no such setting.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return leak, utility and cost along a setting; None if there is no such setting."""
     label = _numeric_label(report)
     if not label:
         return None
@@ -105,13 +105,7 @@ def _numeric_label(report: Report) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a finite number.
-
-    Parameters
-    ----------
-    text : str
-        The text.
-    """
+    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

@@ -13,19 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 42.0  # room around the plot itself
 
 @dataclass(frozen=True)
 class Scale:
-    """Turns values into places along one axis.
-
-    Parameters
-    ----------
-    low, high : float
-        The values at its ends.
-    start, end : float
-        The places of its ends.
-    log : bool (default: False)
-        Whether equal factors, not equal differences, are equally far apart.
-    whole : bool (default: False)
-        Whether there is nothing between two whole numbers.
-    """
+    """Turns values into places along one axis."""
 
     low: float
     high: float
@@ -35,13 +23,7 @@ class Scale:
     whole: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value; one beyond an end is put there.
-
-        Parameters
-        ----------
-        value : float
-            The value.
-        """
+        """Return the place of a value; one beyond an end is put there."""
         value = min(max(value, self.low), self.high)
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -50,13 +32,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Return round values along the axis.
-
-        Parameters
-        ----------
-        count : int (default: 5)
-            About how many.
-        """
+        """Return round values along the axis."""
         if self.log:
             return _powers(self.low, self.high)
         step = _round_step((self.high - self.low) / count, self.whole)
@@ -65,25 +41,13 @@ class Scale:
         return [number * step for number in range(first, last + 1)]
 
     def text(self, name: str) -> str:
-        """Return the axis as text, from which a page reads values back.
-
-        Parameters
-        ----------
-        name : str
-            What the values are.
-        """
+        """Return the axis as text, from which a page reads values back."""
         ends = f"{self.start:g} {self.end:g} {self.low:.10g} {self.high:.10g}"
         return f"{ends} {int(self.log)} {name}"
 
 
 def tick_texts(values: Sequence[float]) -> list[str]:
-    """Return round values with as many digits as they have.
-
-    Parameters
-    ----------
-    values : Sequence[float]
-        The values, in order.
-    """
+    """Return round values with as many digits as they have."""
     for digits in range(3, 8):
         texts = [shown(value, digits) for value in values]
         told = zip(map(float, texts), values, strict=True)
@@ -109,15 +73,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """Return a number for a reader.
-
-    Parameters
-    ----------
-    value : float
-        The number.
-    digits : int (default: 3)
-        How many count.
-    """
+    """Return a number for a reader."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -128,15 +84,7 @@ def shown(value: float, digits: int = 3) -> str:
 
 
 def span(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
-    """Return ends of an axis that leave some room around all values.
-
-    Parameters
-    ----------
-    values : Iterable[float]
-        The values.
-    margin : float (default: 0.06)
-        Room at either end, as a share of their spread.
-    """
+    """Return ends of an axis that leave some room around all values."""
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     room = (high - low) * margin or max(abs(high) * 0.05, 1e-9)
@@ -152,23 +100,7 @@ def frame(
     whole_x: bool = False,
     ticks: bool = True,
 ) -> tuple[Scale, Scale]:
-    """Draw grid, numbers and names of two axes; return their scales.
-
-    Parameters
-    ----------
-    scene : Scene
-        Where to.
-    x, y : tuple[float, float]
-        The values at their ends.
-    names : tuple[str, str]
-        What the axes show.
-    log_x : bool (default: False)
-        Whether the first one is logarithmic.
-    whole_x : bool (default: False)
-        Whether it is of whole numbers.
-    ticks : bool (default: True)
-        Whether numbers mean something to a reader.
-    """
+    """Draw grid, numbers and names of two axes; return their scales."""
     left = LEFT if ticks else 24.0
     bottom = scene.height - (BOTTOM if ticks else 24.0)
     across = Scale(*x, left, scene.width - RIGHT, log_x, whole_x)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks import adaptive_calibration_error
+from flower_vfl.leakage.attacks import adaptive_calibration_error
+from flower_vfl.simulations import capture as kept
 
-from .. import capture as kept
 from .content import Cell, Figure, Section, Table, number
 from .curves import legend_of
 from .pictures import NO_CAPTURE, has_classes
@@ -20,13 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def calibration_section(report: Report) -> Section:
-    """Return how often what is predicted comes true.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return how often what is predicted comes true."""
     key, title = "calibration", "Calibration"
     found = {g.number: kept_rows for g in report.groups if (kept_rows := _predicted(g))}
     if not found:
@@ -94,17 +88,7 @@ def _curve(group: Group, predictions: Floats, labels: NDArray[np.int64]) -> Curv
 def reliability(
     predictions: Floats, hits: Floats, bins: int
 ) -> tuple[list[float], list[float]]:
-    """Return mean prediction and mean hit of bins of equal size.
-
-    Parameters
-    ----------
-    predictions : Floats
-        Predicted probabilities.
-    hits : Floats
-        1 for each that came true, else 0.
-    bins : int
-        Number of bins.
-    """
+    """Return mean prediction and mean hit of bins of equal size."""
     order = np.argsort(predictions, kind="stable")
     parts = np.array_split(order, min(bins, len(order)))
     means = [(predictions[p].mean(), hits[p].mean()) for p in parts]

@@ -13,23 +13,7 @@ Legend = Sequence[tuple[str, Style]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with what is said below it.
-
-    Parameters
-    ----------
-    name : str
-        Name of its picture files, without an ending.
-    scene : Scene
-        The chart.
-    caption : str
-        What is said below it.
-    legend : Legend (default: ())
-        Name and style of everything in it, for a picture that stands alone.
-    series : tuple[int, ...] (default: ())
-        Numbers of the groups that all of it belongs to, if it belongs to some.
-    attack, party : str (default: "")
-        What it is about.
-    """
+    """A chart with what is said below it."""
 
     name: str
     scene: Scene
@@ -50,23 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Parameters
-    ----------
-    caption : str
-        What it is.
-    heads : Sequence[str]
-        Names of the columns.
-    rows : Sequence[Sequence[Cell]]
-        The rows.
-    series : Sequence[tuple[int, ...]] (default: ())
-        Numbers of the groups that each row belongs to.
-    sortable : bool (default: False)
-        Whether a reader can sort it.
-    folded : bool (default: False)
-        Whether a reader has to unfold it.
-    """
+    """A table."""
 
     caption: str
     heads: Sequence[str]
@@ -78,27 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report.
-
-    Parameters
-    ----------
-    key : str
-        Its anchor.
-    title : str
-        Its heading.
-    text : str (default: "")
-        What is to be known about it.
-    figures : Sequence[Figure] (default: ())
-        Its charts.
-    tables : Sequence[Table] (default: ())
-        Its tables.
-    legend : Legend (default: ())
-        Of what is in the figures beside the groups, such as classes.
-    missing : str (default: "")
-        Why it is empty, if it is.
-    small : bool (default: False)
-        Whether its charts are small.
-    """
+    """A part of a report."""
 
     key: str
     title: str
@@ -111,15 +59,7 @@ class Section:
 
 
 def average(values: Sequence[float], digits: int = 3) -> Cell:
-    """Return mean and, of several values, standard deviation as a cell.
-
-    Parameters
-    ----------
-    values : Sequence[float]
-        The values; none gives an empty cell.
-    digits : int (default: 3)
-        Digits after the point.
-    """
+    """Return mean and, of several values, standard deviation as a cell."""
     if not values:
         return Cell("")
     mean = statistics.mean(values)
@@ -130,13 +70,5 @@ def average(values: Sequence[float], digits: int = 3) -> Cell:
 
 
 def number(value: float, digits: int = 3) -> Cell:
-    """Return a number as a cell.
-
-    Parameters
-    ----------
-    value : float
-        The number.
-    digits : int (default: 3)
-        Digits after the point.
-    """
+    """Return a number as a cell."""
     return Cell(f"{value:.{digits}f}", value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 
-from flower_vfl.watch import FLIPPED, LEAK
+from flower_vfl.leakage.monitor import FLIPPED, LEAK
+from flower_vfl.simulations.studies.run_metrics import is_regression
 
-from ..measures import is_regression
 from .content import Figure, Legend, Section
 from .plots import Axes, BarOf, Curve, bar_plot, line_plot
 from .runs import Group, Report, ReportRun
@@ -17,13 +17,7 @@ _PANELS = 4  # parties whose leakage is drawn
 
 
 def leak_section(report: Report) -> Section:
-    """Return the leak of every attack over the steps, for the parties that see most.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return the leak of every attack over the steps, for the parties that see most."""
     key, title = "leak", "Leakage over the steps"
     parties = report.leakiest(_PANELS)
     if not parties:
@@ -67,24 +61,12 @@ def _panel(
 
 
 def leak_span(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis of leak AUCs, the same wherever that is possible.
-
-    Parameters
-    ----------
-    values : Sequence[float]
-        What is drawn.
-    """
+    """Return the ends of an axis of leak AUCs, the same wherever that is possible."""
     return min(0.4, *values), 1.0
 
 
 def short_party(party: str) -> str:
-    """Return the name of a party or of a coalition, not too long.
-
-    Parameters
-    ----------
-    party : str
-        Its name.
-    """
+    """Return the name of a party or of a coalition, not too long."""
     members = party.split("+")
     return party if len(members) < 3 else f"coalition of {len(members)}"
 
@@ -107,15 +89,7 @@ def _over_steps(group: Group, name: str) -> Curve | None:
 def thinned(
     points: Iterable[tuple[float, float]], most: int = _POINTS
 ) -> tuple[list[float], list[float]]:
-    """Return the means of points that lie close along the first axis.
-
-    Parameters
-    ----------
-    points : Iterable[tuple[float, float]]
-        Several may have the same first coordinate.
-    most : int (default: 40)
-        At most how many means.
-    """
+    """Return the means of points that lie close along the first axis."""
     found = sorted(points)
     low, high = found[0][0], found[-1][0]
     length = high - low + 1
@@ -130,13 +104,7 @@ def thinned(
 
 
 def utility_section(report: Report) -> Section:
-    """Return the main metric over the epochs.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return the main metric over the epochs."""
     metric = report.metric
     curves = []
     for group in report.groups:
@@ -161,60 +129,30 @@ def utility_section(report: Report) -> Section:
 
 
 def metric_name(metric: str) -> str:
-    """Return the name of a metric for a reader.
-
-    Parameters
-    ----------
-    metric : str
-        As in a result document.
-    """
+    """Return the name of a metric for a reader."""
     return (
         metric.replace("_", " ").replace("auc", "AUC").replace("pearson", "Pearson's ρ")
     )
 
 
 def legend_of(groups: Sequence[Group]) -> Legend:
-    """Return the legend of groups.
-
-    Parameters
-    ----------
-    groups : Sequence[Group]
-        The groups.
-    """
+    """Return the legend of groups."""
     return [(group.name, group.style) for group in groups]
 
 
 def milliseconds(run: ReportRun) -> float:
-    """Return how long a step of a run took.
-
-    Parameters
-    ----------
-    run : ReportRun
-        The run.
-    """
+    """Return how long a step of a run took."""
     return float(run.document["seconds"]["step"]) * 1e3
 
 
 def kilobytes(run: ReportRun) -> float:
-    """Return what travelled in a step of a run; 0 if it was not counted.
-
-    Parameters
-    ----------
-    run : ReportRun
-        The run.
-    """
+    """Return what travelled in a step of a run; 0 if it was not counted."""
     found = run.document.get("bytes", {}).get("step")
     return float(found or 0.0) / 1e3
 
 
 def cost_section(report: Report) -> Section:
-    """Return what a step costs.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return what a step costs."""
     figures = []
     seconds = _bars(report, milliseconds)
     name = "milliseconds per training step"

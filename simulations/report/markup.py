@@ -17,18 +17,7 @@ class Markup(str):
 def element(
     tag: str, /, *children: str, **attributes: str | int | bool | None
 ) -> Markup:
-    """Return an element.
-
-    Parameters
-    ----------
-    tag : str
-        Its name.
-    *children : str
-        What is in it; a text that is not :class:`Markup` is escaped.
-    **attributes : str | int | bool | None
-        Escaped too. ``class_`` is class, ``data_x`` is data-x; True is an attribute
-        without a value, None and False leave it out.
-    """
+    """Return an element."""
     words = [tag]
     for key, value in attributes.items():
         if value is None or value is False:
@@ -46,13 +35,7 @@ _AS_WRITTEN = {"viewBox"}
 
 
 def join(*children: str) -> Markup:
-    """Return several pieces as one; a text that is not :class:`Markup` is escaped.
-
-    Parameters
-    ----------
-    *children : str
-        The pieces.
-    """
+    """Return several pieces as one; a text that is not :class:`Markup` is escaped."""
     return Markup(
         "".join(c if isinstance(c, Markup) else escape(str(c)) for c in children)
     )

@@ -27,15 +27,7 @@ _DARK = {
 
 
 def render(report: Report, sections: Sequence[Section]) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    report : Report
-        What it is about.
-    sections : Sequence[Section]
-        What it shows.
-    """
+    """Return the page."""
     script = Markup(_asset("report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Whatever a run folder holds, only this script may run and nothing is fetched.

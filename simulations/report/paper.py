@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..experiment_files import experiment_names, load_experiment
-from ..paper_cells import cells_of
-from ..reproducing import KIND, measured
-from ..study import Study
+from flower_vfl.simulations.papers.cells import cells_of
+from flower_vfl.simulations.papers.files import experiment_names, load_experiment
+from flower_vfl.simulations.papers.reproduce import KIND, measured
+from flower_vfl.simulations.studies.study import Study
+
 from .content import Cell, Section, Table
 
 
 def our_figures(study: Study) -> list[dict[str, Any]]:
-    """Return what a study found, in the cells of the paper's table.
-
-    Parameters
-    ----------
-    study : Study
-        The study; one that repeats no table known here has none.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        ``labels`` of each row, and ``figures`` by column.
-    """
+    """Return what a study found, in the cells of the paper's table."""
     name = study.extra.get("name")
     if study.kind != KIND or name not in experiment_names():
         return []
@@ -37,14 +27,7 @@ def our_figures(study: Study) -> list[dict[str, Any]]:
 
 
 def paper_section(extra: Mapping[str, Any]) -> Section | None:
-    """Return the figures of the paper that a study repeats, beside ours.
-
-    Parameters
-    ----------
-    extra : Mapping[str, Any]
-        ``note`` (which data stood in), ``columns``, ``paper`` and ``ours``: lists of
-        ``labels`` and ``figures`` by column.
-    """
+    """Return the figures of the paper that a study repeats, beside ours."""
     if "paper" not in extra:
         return None
     columns = [str(column) for column in extra.get("columns", ())]

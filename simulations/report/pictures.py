@@ -11,8 +11,9 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from .. import capture as kept
-from ..capture import Arrays
+from flower_vfl.simulations import capture as kept
+from flower_vfl.simulations.capture import Arrays
+
 from .content import Figure, Legend, Section
 from .plots import class_plot, class_style
 from .runs import Group, Report
@@ -26,13 +27,7 @@ Floats = NDArray[np.float64]
 
 
 def gradient_section(report: Report) -> Section:
-    """Return the gradients that left for a party, by class.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return the gradients that left for a party, by class."""
     figures = []
     for group in report.groups:
         for party in _parties(group.capture, kept.GRADIENT)[:_PARTIES]:
@@ -70,13 +65,7 @@ def _gradients(group: Group, party: str) -> Figure:
 
 
 def embedding_section(report: Report) -> Section:
-    """Return the embeddings of a passive party, flattened in two ways.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return the embeddings of a passive party, flattened in two ways."""
     figures = []
     for group in report.groups:
         for party in _parties(group.capture, kept.EMBEDDING)[:1]:
@@ -159,13 +148,7 @@ def _head(rows: Floats) -> Floats:
 
 
 def has_classes(arrays: Arrays) -> bool:
-    """Return whether the labels of kept rows are classes, not values.
-
-    Parameters
-    ----------
-    arrays : Arrays
-        Kept rows.
-    """
+    """Return whether the labels of kept rows are classes, not values."""
     return str(arrays[kept.TASK]) != "regression"
 
 

@@ -19,23 +19,7 @@ _MOST_CLASSES = 7  # as many as there are shapes; the others share one
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a chart.
-
-    Parameters
-    ----------
-    name : str
-        What it is.
-    x, y : Sequence[float]
-        Its points.
-    style : Style
-        How it is drawn.
-    series : tuple[int, ...]
-        Numbers of the groups of its points, or one for all of them.
-    tips : Sequence[str] (default: ())
-        What each point says; none for a line whose points have no marks.
-    joined : bool (default: True)
-        Whether its points are joined.
-    """
+    """A line of a chart."""
 
     name: str
     x: Sequence[float]
@@ -48,23 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axes:
-    """What a line chart shows along its axes.
-
-    Parameters
-    ----------
-    x, y : str
-        Names.
-    x_span, y_span : tuple[float, float] | None (default: None)
-        Values at the ends; None for what the curves need.
-    log_x : bool (default: False)
-        Whether the first is logarithmic.
-    whole_x : bool (default: False)
-        Whether it is of whole numbers.
-    level : float | None (default: None)
-        Where a line goes across, such as what chance gives.
-    diagonal : bool (default: False)
-        Whether a line goes from corner to corner.
-    """
+    """What a line chart shows along its axes."""
 
     x: str
     y: str
@@ -77,17 +45,7 @@ class Axes:
 
 
 def line_plot(title: str, curves: Sequence[Curve], axes: Axes) -> Scene:
-    """Return a chart of lines.
-
-    Parameters
-    ----------
-    title : str
-        What it shows.
-    curves : Sequence[Curve]
-        The lines.
-    axes : Axes
-        What is along the axes.
-    """
+    """Return a chart of lines."""
     scene = Scene(title)
     across = axes.x_span or span((v for c in curves for v in c.x), 0.02)
     if axes.log_x:
@@ -139,21 +97,7 @@ def class_plot(
     names: tuple[str, str],
     ticks: bool = False,
 ) -> Scene:
-    """Return points of several classes, each of its own shape and colour.
-
-    Parameters
-    ----------
-    title : str
-        What it shows.
-    points : NDArray[np.floating]
-        One row of two coordinates for each point.
-    classes : NDArray[np.integer]
-        Class number of each.
-    names : tuple[str, str]
-        What is along the axes.
-    ticks : bool (default: False)
-        Whether numbers along the axes mean something.
-    """
+    """Return points of several classes, each of its own shape and colour."""
     scene = Scene(title, 300, 262)
     x, y = frame(
         scene,
@@ -171,13 +115,7 @@ def class_plot(
 
 
 def class_style(number: int) -> Style:
-    """Return how a class is drawn.
-
-    Parameters
-    ----------
-    number : int
-        Class number.
-    """
+    """Return how a class is drawn."""
     # Not the ink: the first two classes are blue circles and orange squares.
     return Style.number(1 + number % (_MOST_CLASSES - 1), number)
 
@@ -187,17 +125,7 @@ def bar_plot(
     bars: Sequence[BarOf],
     name: str,
 ) -> Scene:
-    """Return bars that lie, each below its own name.
-
-    Parameters
-    ----------
-    title : str
-        What it shows.
-    bars : Sequence[BarOf]
-        Name, length, standard deviation, style and group of each.
-    name : str
-        What the lengths are.
-    """
+    """Return bars that lie, each below its own name."""
     row = 34.0
     scene = Scene(title, height=46 + row * len(bars))
     most = (
@@ -227,15 +155,7 @@ def bar_plot(
 
 
 def with_legend(scene: Scene, entries: Sequence[tuple[str, Style]]) -> Scene:
-    """Return a chart with its legend below, for a picture that stands alone.
-
-    Parameters
-    ----------
-    scene : Scene
-        The chart.
-    entries : Sequence[tuple[str, Style]]
-        Name and style of each series.
-    """
+    """Return a chart with its legend below, for a picture that stands alone."""
     items = list(scene.items)
     for number, (name, style) in enumerate(entries):
         y = scene.height + LEGEND_ROW * (number + 0.5)

@@ -19,15 +19,7 @@ _SMOOTH = 2  # and as many more while it is drawn, for smooth edges
 
 
 def write_png(scene: Scene, path: Path) -> None:
-    """Write a chart as PNG.
-
-    Parameters
-    ----------
-    scene : Scene
-        The chart.
-    path : Path
-        The file.
-    """
+    """Write a chart as PNG."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
@@ -61,15 +53,7 @@ def _stroke(draw: ImageDraw.ImageDraw, item: Line | Bar, factor: float) -> None:
 
 
 def dashed(points: tuple[Point, ...], dash: tuple[float, ...]) -> Iterator[list[Point]]:
-    """Yield the pieces of a dashed line.
-
-    Parameters
-    ----------
-    points : tuple[Point, ...]
-        The line.
-    dash : tuple[float, ...]
-        Lengths of dashes and gaps in turn; none for one solid piece.
-    """
+    """Yield the pieces of a dashed line."""
     if not dash:
         yield list(points)
         return

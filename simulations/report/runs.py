@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
+from flower_vfl.simulations.results import load_result
+from flower_vfl.simulations.studies.run_metrics import leaks_of, utility_of
+from flower_vfl.simulations.studies.study import STUDY_FILE, Study
 
-from ..capture import CAPTURE_FILE, Arrays, whole
-from ..measures import leaks_of, utility_of
-from ..results import load_result
-from ..study import STUDY_FILE, Study
 from .paper import our_figures
 from .scene import Style
 
@@ -30,19 +30,7 @@ _DATA = ("dataset", "target", "limit", "label_party", "parties", "split", "label
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One finished run.
-
-    Parameters
-    ----------
-    key : str
-        Its folder's name.
-    labels : Mapping[str, str]
-        What is different about it.
-    document : Mapping[str, Any]
-        Its result document.
-    capture : Arrays
-        Rows that were kept for pictures; empty if none were.
-    """
+    """One finished run."""
 
     key: str
     labels: Mapping[str, str]
@@ -85,21 +73,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is shown.
-
-    Parameters
-    ----------
-    title : str
-        What it is about.
-    kind : str
-        What made the folder: run, compare, sweep, scale or reproduce.
-    groups : Sequence[Group]
-        The runs.
-    unfinished : Mapping[str, str] (default: {})
-        Runs without a result: what they are, and why.
-    extra : Mapping[str, Any] (default: {})
-        What the maker of a study had to say.
-    """
+    """Everything that is shown."""
 
     title: str
     kind: str
@@ -126,13 +100,7 @@ class Report:
         return [name for name in dict.fromkeys(names) if "@" not in name]
 
     def leakiest(self, count: int) -> list[str]:
-        """Return the parties and coalitions to which most leaks, in their own order.
-
-        Parameters
-        ----------
-        count : int
-            At most how many.
-        """
+        """Return the parties and coalitions to which most leaks, in their own order."""
         most: dict[str, float] = {}
         for run in self.runs:
             for parties in leaks_of(run.document).values():
@@ -144,13 +112,7 @@ class Report:
 
 
 def load_report(folder: Path) -> Report:
-    """Read a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        Of a study, or the ``--out`` folder of one run.
-    """
+    """Read a folder."""
     try:
         if (folder / STUDY_FILE).is_file():
             return _of_study(folder)
@@ -248,13 +210,7 @@ def _data(run: ReportRun, runs: Sequence[ReportRun]) -> str:
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """Return what a run does about leakage, for a reader.
-
-    Parameters
-    ----------
-    config : Mapping[str, Any]
-        Its settings.
-    """
+    """Return what a run does about leakage, for a reader."""
     objective = "" if config["objective"] == "auto" else config["objective"]
     defense = "" if config["defense"] == "none" else config["defense"]
     return " + ".join(part for part in (objective, defense) if part) or PLAIN

@@ -36,17 +36,7 @@ FONT = "system-ui, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks: three ways to tell it from the others.
-
-    Parameters
-    ----------
-    colour : str (default: "s0")
-        Name of a colour.
-    marker : str (default: "circle")
-        Shape of its points.
-    dash : tuple[float, ...] (default: ())
-        Dashes and gaps of its line; none for a solid one.
-    """
+    """How a series looks: three ways to tell it from the others."""
 
     colour: str = "s0"
     marker: str = "circle"
@@ -54,15 +44,7 @@ class Style:
 
     @classmethod
     def number(cls, colour: int, shape: int) -> Style:
-        """Return a style by numbers, which begin again where the list ends.
-
-        Parameters
-        ----------
-        colour : int
-            Number of the colour.
-        shape : int
-            Number of marker and dashes.
-        """
+        """Return a style by numbers, which begin again where the list ends."""
         return cls(
             SERIES[colour % len(SERIES)],
             MARKERS[shape % len(MARKERS)],
@@ -131,19 +113,7 @@ Item = Text | Line | Marks | Bar
 
 @dataclass
 class Scene:
-    """A chart.
-
-    Parameters
-    ----------
-    title : str
-        What it shows, for people who cannot see it.
-    width, height : float (default: 420, 290)
-        Its size.
-    items : list[Item] (default: [])
-        What is drawn, in order.
-    scales : dict[str, str] (default: {})
-        How a place becomes a value: ``x`` and ``y`` as "start end low high log name".
-    """
+    """A chart."""
 
     title: str
     width: float = 420
@@ -163,14 +133,7 @@ class Scene:
         return f"0 0 {self.width:g} {self.height:g}"
 
     def svg(self, standalone: bool = False) -> Markup:
-        """Return the chart as SVG.
-
-        Parameters
-        ----------
-        standalone : bool (default: False)
-            Whether it is a file of its own, with its own colours; otherwise colours
-            are those of the page around it.
-        """
+        """Return the chart as SVG."""
         colour = COLOURS.__getitem__ if standalone else _of_page
         drawn = [_draw(item, colour) for item in self.items]
         title = element("title", self.title)
@@ -205,17 +168,7 @@ def _of_page(name: str) -> str:
 
 
 def shape_path(marker: str, x: float, y: float, r: float) -> list[list[Point]]:
-    """Return the corners of a marker, as one or more lines; a circle has none.
-
-    Parameters
-    ----------
-    marker : str
-        One of :data:`MARKERS`.
-    x, y : float
-        Its middle.
-    r : float
-        Its radius.
-    """
+    """Return the corners of a marker, as one or more lines; a circle has none."""
     a, b = 1.25 * r, 0.75 * r
     corners: dict[str, list[list[Point]]] = {
         "circle": [],
@@ -312,11 +265,5 @@ def _draw_marks(item: Marks, colour: Callable[[str], str]) -> Markup:
 
 
 def listed(series: tuple[int, ...]) -> str | None:
-    """Return numbers of groups as the text of an attribute; None if there are none.
-
-    Parameters
-    ----------
-    series : tuple[int, ...]
-        The numbers.
-    """
+    """Return numbers of groups as the text of an attribute; None if there are none."""
     return " ".join(map(str, dict.fromkeys(series))) or None

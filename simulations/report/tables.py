@@ -5,8 +5,14 @@ from __future__ import annotations
 import statistics
 from dataclasses import asdict
 
-from ..config import RunConfig
-from ..measures import bound_of, completions_in, utility_of, worst_leaks
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.studies.run_metrics import (
+    bound_of,
+    completions_in,
+    utility_of,
+    worst_leaks,
+)
+
 from .content import Cell, Section, Table, average, number
 from .curves import metric_name
 from .runs import PLAIN, Group, Report
@@ -16,13 +22,7 @@ _ELSEWHERE = {"out", "state_dir", "resume", "data_dir"}
 
 
 def summary_section(report: Report) -> Section:
-    """Return one row for each group: how good, how leaky, how slow.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return one row for each group: how good, how leaky, how slow."""
     attacks, completions = report.attacks, _completions(report)
     bounded = any(bound_of(run.document) is not None for run in report.runs)
     several = any(len(group.runs) > 1 for group in report.groups)
@@ -106,13 +106,7 @@ def _step_time(group: Group) -> float:
 
 
 def settings_section(report: Report) -> Section:
-    """Return the settings of the runs and the versions of what ran them.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
-    """
+    """Return the settings of the runs and the versions of what ran them."""
     defaults = asdict(RunConfig())
     configs = [run.document["config"] for run in report.runs]
     names = [name for name in configs[0] if name not in _ELSEWHERE]

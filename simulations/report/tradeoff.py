@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..measures import is_regression, utility_of, worst_leaks
-from ..tradeoff import area, privacy, staircase, usefulness
+from flower_vfl.simulations.studies.run_metrics import (
+    is_regression,
+    utility_of,
+    worst_leaks,
+)
+from flower_vfl.simulations.studies.tradeoff import area, privacy, staircase, usefulness
+
 from .axes import span
 from .content import Cell, Figure, Section, Table, number
 from .curves import metric_name
@@ -28,11 +33,6 @@ def tradeoff_section(report: Report) -> Section | None:
     """Return how much utility each defense leaves at how much privacy.
 
     None for a study that compares something else.
-
-    Parameters
-    ----------
-    report : Report
-        The runs.
     """
     if report.kind == "scale":
         return None
@@ -97,13 +97,7 @@ def _curves(name: str, points: Sequence[_Point], bottom: float) -> list[Curve]:
 
 
 def stairs(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the corners of the line of what can be had at a privacy or more.
-
-    Parameters
-    ----------
-    points : Sequence[tuple[float, float]]
-        Privacy and utility of each setting.
-    """
+    """Return the corners of the line of what can be had at a privacy or more."""
     x, y, before = [], [], 0.0
     for right, height in staircase(points):
         x += [before, right]

@@ -26,13 +26,6 @@ def write_report(folder: Path, pictures: bool = False) -> Path:
     """Write ``report.html`` into a folder and return its path.
 
     The file holds everything that it shows and asks no network for anything.
-
-    Parameters
-    ----------
-    folder : Path
-        Of a study, or the ``--out`` folder of one run.
-    pictures : bool (default: False)
-        Whether every chart also becomes an SVG and a PNG file, in ``pictures``.
     """
     report = load_report(folder)
     sections = _sections(report)

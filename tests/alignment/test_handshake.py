@@ -14,9 +14,8 @@ from flower_vfl.alignment import (
     SealError,
     encode_ids,
 )
-from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.handshake import Handshake, Invitation
-from flower_vfl.handshake_messages import (
+from flower_vfl.alignment.handshake import Handshake, Invitation
+from flower_vfl.alignment.messages import (
     pack_hellos,
     pack_invitation,
     pack_parts,
@@ -24,7 +23,8 @@ from flower_vfl.handshake_messages import (
     unpack_invitation,
     unpack_parts,
 )
-from flower_vfl.protocol import Content
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.protocol.messages import Content
 
 IDS: dict[str, list[object]] = {
     "a": [f"person-{n}" for n in range(9)],

@@ -12,11 +12,11 @@ from rings import Counting, align, make_members, texts
 
 from flower_vfl.alignment import (
     Alignment,
-    Letter,
     ListError,
     Member,
     PsiParty,
     PsuParty,
+    RoundMessage,
     encode_ids,
     make_group,
     relay,
@@ -135,7 +135,7 @@ def test_powers_and_exchanges_are_those_of_the_formula(
         aligned = len(member.alignment.universe)
         counting = member.party.group
         assert isinstance(counting, Counting)
-        assert counting.powers == 2 * total + len(ids) + aligned
+        assert counting.exponentiations == 2 * total + len(ids) + aligned
 
 
 def test_two_parties_compute_algorithm_1() -> None:
@@ -164,7 +164,7 @@ def test_two_parties_compute_algorithm_1() -> None:
 
     sent: dict[tuple[str, str, int], list[bytes]] = {}
 
-    def record(letter: Letter) -> None:
+    def record(letter: RoundMessage) -> None:
         sent[letter.phase, letter.owner, letter.hop] = texts(letter.elements)
 
     found = relay([Member(party) for party in parties.values()], record)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from rings import make_members
 
-from flower_vfl.alignment import Letter, ListError, Member, PsuParty, make_group
+from flower_vfl.alignment import ListError, Member, PsuParty, RoundMessage, make_group
 from flower_vfl.errors import ConfigError, PartyError
 
 
-def at(phase: str, hop: int, owner: str) -> Callable[[Letter], bool]:
+def at(phase: str, hop: int, owner: str) -> Callable[[RoundMessage], bool]:
     return lambda each: (each.phase, each.hop, each.owner) == (phase, hop, owner)
 
 
 def run_with(
-    change: Callable[[Letter], list[Letter]],
-    where: Callable[[Letter], bool],
+    change: Callable[[RoundMessage], list[RoundMessage]],
+    where: Callable[[RoundMessage], bool],
     may_be_over: bool = False,
 ) -> list[Member]:
     """Run three parties while one kind of letter is replaced; return the members."""
@@ -56,37 +56,37 @@ WHERE = [
 ]
 
 
-def with_elements(letter: Letter, elements: np.ndarray) -> list[Letter]:
+def with_elements(letter: RoundMessage, elements: np.ndarray) -> list[RoundMessage]:
     return [replace(letter, elements=elements)]
 
 
-def identity(letter: Letter) -> list[Letter]:
+def identity(letter: RoundMessage) -> list[RoundMessage]:
     changed = letter.elements.copy()
     changed[0] = 0
     return with_elements(letter, changed)
 
 
-def off_curve(letter: Letter) -> list[Letter]:
+def off_curve(letter: RoundMessage) -> list[RoundMessage]:
     changed = letter.elements.copy()
     changed[-1] = 255
     return with_elements(letter, changed)
 
 
-def one_less(letter: Letter) -> list[Letter]:
+def one_less(letter: RoundMessage) -> list[RoundMessage]:
     return with_elements(letter, letter.elements[:-1])
 
 
-def repeated(letter: Letter) -> list[Letter]:
+def repeated(letter: RoundMessage) -> list[RoundMessage]:
     changed = letter.elements.copy()
     changed[1] = changed[0]
     return with_elements(letter, changed)
 
 
-def twice(letter: Letter) -> list[Letter]:
+def twice(letter: RoundMessage) -> list[RoundMessage]:
     return [letter, letter]
 
 
-def too_wide(letter: Letter) -> list[Letter]:
+def too_wide(letter: RoundMessage) -> list[RoundMessage]:
     return with_elements(letter, np.repeat(letter.elements, 2, axis=1))
 
 
@@ -95,11 +95,11 @@ def too_wide(letter: Letter) -> list[Letter]:
 )
 @pytest.mark.parametrize("where", WHERE)
 def test_a_bad_list_ends_the_handshake_and_names_the_sender(
-    change: Callable[[Letter], list[Letter]], where: tuple[str, int, str]
+    change: Callable[[RoundMessage], list[RoundMessage]], where: tuple[str, int, str]
 ) -> None:
-    bad: list[Letter] = []
+    bad: list[RoundMessage] = []
 
-    def noting(letter: Letter) -> list[Letter]:
+    def noting(letter: RoundMessage) -> list[RoundMessage]:
         bad.append(letter)
         return change(letter)
 
@@ -123,9 +123,9 @@ def test_an_owner_cannot_announce_two_numbers() -> None:
 
 def test_a_list_is_not_raised_under_two_keys() -> None:
     """The list of the first round as the private list would link the two."""
-    firsts: dict[str, Letter] = {}
+    firsts: dict[str, RoundMessage] = {}
 
-    def swap(letter: Letter) -> list[Letter]:
+    def swap(letter: RoundMessage) -> list[RoundMessage]:
         if letter.phase == "first":
             firsts[letter.owner] = letter
             return [letter]
@@ -136,7 +136,7 @@ def test_a_list_is_not_raised_under_two_keys() -> None:
 
 
 def test_an_unsorted_list_is_refused() -> None:
-    def turned(letter: Letter) -> list[Letter]:
+    def turned(letter: RoundMessage) -> list[RoundMessage]:
         return with_elements(letter, letter.elements[::-1])
 
     for where in WHERE:
@@ -148,7 +148,7 @@ def test_an_unsorted_list_is_refused() -> None:
 def test_private_elements_in_another_order_are_still_one_bijection() -> None:
     """It gives wrong pairs, which no check can see: parties are semi-honest."""
 
-    def turned(letter: Letter) -> list[Letter]:
+    def turned(letter: RoundMessage) -> list[RoundMessage]:
         return with_elements(letter, letter.elements[::-1])
 
     members = run_with(turned, at("blinded", 3, "p0"))

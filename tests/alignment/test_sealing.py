@@ -8,14 +8,14 @@ import pytest
 from rings import make_members
 
 from flower_vfl.alignment import (
+    ChunkCodec,
     Header,
     Hello,
     Identity,
     Member,
-    Post,
     Sealed,
     SealError,
-    Seals,
+    SecureChannel,
     make_group,
     settings,
 )
@@ -29,11 +29,11 @@ HEADER = Header("first", "a", 1, "a", "b", 3)
 
 def make_seals(
     names: list[str] = NAMES, session: bytes = b"session", **changes: Any
-) -> dict[str, Seals]:
+) -> dict[str, SecureChannel]:
     """Return seals of parties that have pinned each other and have met."""
     identities = {name: Identity() for name in names}
     seals = {
-        name: Seals(
+        name: SecureChannel(
             name,
             session,
             changes.get(name, AGREED),
@@ -148,7 +148,7 @@ def test_the_same_session_twice_has_other_keys() -> None:
     runs = []
     for _ in range(2):
         seals = {
-            name: Seals(
+            name: SecureChannel(
                 name,
                 b"session",
                 AGREED,
@@ -165,7 +165,7 @@ def test_the_same_session_twice_has_other_keys() -> None:
     with pytest.raises(SealError, match="changed"):
         runs[1][0]["b"].open(old)
     # nor by an old hello: the receiver's own key of this session is new
-    fresh = Seals(
+    fresh = SecureChannel(
         "b", b"session", AGREED, identities["b"], {"a": identities["a"].public}
     )
     fresh.meet([runs[0][1][0]])
@@ -174,12 +174,12 @@ def test_the_same_session_twice_has_other_keys() -> None:
 
 
 def test_a_relay_that_replaces_keys_is_found_out() -> None:
-    def with_relay(pinned: bool) -> tuple[Seals, Seals]:
+    def with_relay(pinned: bool) -> tuple[SecureChannel, SecureChannel]:
         identities = {name: Identity() for name in "ab"}
         pins = {name: {} for name in "ab"}
         pins["a"]["b"], pins["b"]["a"] = identities["b"].public, identities["a"].public
         return tuple(
-            Seals(
+            SecureChannel(
                 name,
                 b"s",
                 AGREED,
@@ -191,26 +191,26 @@ def test_a_relay_that_replaces_keys_is_found_out() -> None:
         )  # type: ignore[return-value]
 
     a, b = with_relay(pinned=True)
-    false = Seals("a", b"s", AGREED, trust_server=True)
+    false = SecureChannel("a", b"s", AGREED, trust_server=True)
     with pytest.raises(SealError, match="party 'a': has another key than the pinned"):
         b.meet([false.hello()])
     # the pinned identity with a session key of the relay: it cannot seal
     a, b = with_relay(pinned=True)
-    relay_key = Seals("a", b"s", AGREED, trust_server=True)
+    relay_key = SecureChannel("a", b"s", AGREED, trust_server=True)
     b.meet([Hello("a", a.hello().identity, relay_key.hello().fresh)])
     relay_key.meet([b_hello(b)])
     with pytest.raises(SealError, match="changed"):
         b.open(relay_key.seal(HEADER, b"dictionary"))
     # without pins the relay succeeds: hence only with a trusted server
     a, b = with_relay(pinned=False)
-    relay_key = Seals("a", b"s", AGREED, trust_server=True)
+    relay_key = SecureChannel("a", b"s", AGREED, trust_server=True)
     hello = b.hello()
     b.meet([relay_key.hello()])
     relay_key.meet([hello])
     assert b.open(relay_key.seal(HEADER, b"dictionary")) == b"dictionary"
 
 
-def b_hello(seals: Seals) -> Hello:
+def b_hello(seals: SecureChannel) -> Hello:
     """Return some hello of b after it has met; only the relay's side needs it."""
     return Hello(seals.name, Identity().public, Identity().public)
 
@@ -218,14 +218,16 @@ def b_hello(seals: Seals) -> Hello:
 def test_what_pins_need() -> None:
     identity = Identity()
     with pytest.raises(ConfigError, match="declare the server trusted"):
-        Seals("a", b"s", AGREED, identity)
+        SecureChannel("a", b"s", AGREED, identity)
     with pytest.raises(ConfigError, match="private key of this party"):
-        Seals("a", b"s", AGREED, None, {"b": identity.public})
-    other = Seals("b", b"s", AGREED, trust_server=True)
+        SecureChannel("a", b"s", AGREED, None, {"b": identity.public})
+    other = SecureChannel("b", b"s", AGREED, trust_server=True)
     with pytest.raises(ConfigError, match="'b' is pinned"):
-        Seals("a", b"s", AGREED, identity, {"c": identity.public}).meet([other.hello()])
+        SecureChannel("a", b"s", AGREED, identity, {"c": identity.public}).meet(
+            [other.hello()]
+        )
     with pytest.raises(ConfigError, match="take no part: b"):
-        Seals("a", b"s", AGREED, identity, {"b": identity.public}).meet([])
+        SecureChannel("a", b"s", AGREED, identity, {"b": identity.public}).meet([])
     with pytest.raises(ConfigError, match="32 bytes"):
         Identity(b"short")
     assert Identity(identity.private_bytes()).public == identity.public
@@ -234,21 +236,21 @@ def test_what_pins_need() -> None:
 @pytest.mark.parametrize("bad", [bytes(32), b"\x01" + bytes(31), b"short"])
 def test_keys_of_small_order_are_refused(bad: bytes) -> None:
     for changes in ({"fresh": bad}, {"identity": bad}):
-        other = Seals("b", b"s", AGREED, trust_server=True)
-        seals = Seals("a", b"s", AGREED, trust_server=True)
+        other = SecureChannel("b", b"s", AGREED, trust_server=True)
+        seals = SecureChannel("a", b"s", AGREED, trust_server=True)
         with pytest.raises(SealError, match="a key that is none"):
             seals.meet([replace(other.hello(), **changes)])
 
 
 def test_hellos_are_taken_once_and_not_reflected() -> None:
-    seals = Seals("a", b"s", AGREED, trust_server=True)
+    seals = SecureChannel("a", b"s", AGREED, trust_server=True)
     with pytest.raises(SealError, match="own key"):
         seals.meet([replace(seals.hello(), sender="b")])
-    other = Seals("b", b"s", AGREED, trust_server=True).hello()
-    seals = Seals("a", b"s", AGREED, trust_server=True)
+    other = SecureChannel("b", b"s", AGREED, trust_server=True).hello()
+    seals = SecureChannel("a", b"s", AGREED, trust_server=True)
     with pytest.raises(SealError, match="second hello"):
         seals.meet([other, other])
-    seals = Seals("a", b"s", AGREED, trust_server=True)
+    seals = SecureChannel("a", b"s", AGREED, trust_server=True)
     seals.meet([other])
     with pytest.raises(ConfigError, match="agreed on already"):
         seals.meet([replace(other, sender="c")])
@@ -267,7 +269,7 @@ def sealed_handshake(
     members = make_members([[*range(9)], [*range(5, 16)], []])
     seals = make_seals(names)
     group = make_group()
-    posts = {name: Post(seals[name], group, part) for name in names}
+    posts = {name: ChunkCodec(seals[name], group, part) for name in names}
     by_name = {member.name: member for member in members}
     letters = [letter for member in members for letter in member.open()]
     while letters:
@@ -365,7 +367,7 @@ def test_parts_of_two_letters_do_not_mix() -> None:
     ]
     for case in cases:
         seals = make_seals()
-        post = Post(seals["b"], group)
+        post = ChunkCodec(seals["b"], group)
         with pytest.raises(SealError):
             for header, content in case:
                 post.receive(seals["a"].seal(header, content))

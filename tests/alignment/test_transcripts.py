@@ -13,9 +13,9 @@ from rings import align, make_members, texts
 from flower_vfl.alignment import (
     Elements,
     Group,
-    Letter,
     PsiParty,
     PsuParty,
+    RoundMessage,
     encode_ids,
     make_group,
     relay,
@@ -30,8 +30,8 @@ SETS = [
 
 def recorded(
     sets: list[list[str]], kind: type[PsuParty] = PsuParty, group: str = "ristretto255"
-) -> list[Letter]:
-    letters: list[Letter] = []
+) -> list[RoundMessage]:
+    letters: list[RoundMessage] = []
     align(sets, kind, group, tap=letters.append)
     return letters
 
@@ -64,7 +64,7 @@ def test_no_id_no_hash_and_no_element_in_two_lists(
     assert seen and max(seen.values()) == 1
 
 
-def complete(letter: Letter, parties: int) -> bool:
+def complete(letter: RoundMessage, parties: int) -> bool:
     """Whether all have raised it: it is on its way to the merging party."""
     return letter.phase == "first" and letter.hop == parties
 
@@ -94,7 +94,7 @@ def test_order_does_not_depend_on_the_order_of_the_ids() -> None:
             keys = [member.party._keys for member in members]
         for member, same in zip(members, keys, strict=True):
             member.party._keys = same
-        letters: list[Letter] = []
+        letters: list[RoundMessage] = []
         relay(members, letters.append)
         outcomes.append([each.elements.tobytes() for each in letters])
     assert outcomes[0] == outcomes[1]
@@ -124,7 +124,7 @@ def test_jacobi_symbols_are_all_one(bits: int) -> None:
 
 
 def test_without_the_square_the_symbol_would_link() -> None:
-    """The check above can fail: odd powers keep the symbol of a raw hash."""
+    """The check above can fail: odd exponentiations keep the symbol of a raw hash."""
     prime = Modp(2048).prime
     raw = [random.Random(n).getrandbits(2000) for n in range(40)]
     before = [jacobi(value, prime) for value in raw]
@@ -151,7 +151,9 @@ def random_elements(group: Group, count: int) -> Elements:
     return group.hash(names, b"simulated")
 
 
-def simulated(real: list[Letter], group: Group, party: PsuParty) -> list[Letter]:
+def simulated(
+    real: list[RoundMessage], group: Group, party: PsuParty
+) -> list[RoundMessage]:
     """Return the view of p0 out of its own ids and the sizes (Algorithm 2).
 
     The peer's elements are random; only how many are shared is as in the real run.
@@ -184,7 +186,7 @@ def test_a_simulator_that_knows_only_sizes_gives_the_same_view() -> None:
     """p0 runs to its end with a peer that is random, and no marginal test differs."""
     members = make_members(SETS[:2])
     keys = members[0].party._keys
-    letters: list[Letter] = []
+    letters: list[RoundMessage] = []
     real = relay(members, letters.append)["p0"]
     view = [letter for letter in letters if letter.receiver == "p0"]
 

@@ -35,10 +35,10 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill
-from flower_vfl.party import party_seed
-from flower_vfl.protocol import Verb
+from flower_vfl.parties.base import party_seed
+from flower_vfl.parties.schedule import TRAIN, split_rows
+from flower_vfl.protocol.messages import Verb
 from flower_vfl.randomness import RandomState, generator
-from flower_vfl.schedule import TRAIN, split_rows
 from flower_vfl.strategies import DEFENSES, VerticalStrategy, build_defense
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -135,7 +135,7 @@ def test_a_run_resumed_in_mid_epoch_ends_as_the_undisturbed_one(
     seen = {"count": 0}
 
     def before(message: Message) -> None:
-        seen["count"] += message.metadata.message_type == Verb.LABEL.value
+        seen["count"] += message.metadata.message_type == Verb.TRAIN_STEP.value
         if seen["count"] == count + 1:
             raise PowerCutError
 

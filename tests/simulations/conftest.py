@@ -11,7 +11,7 @@ import pytest
 from report_cases import BASE, DEFENSES
 
 from flower_vfl.simulations.datasets import data_folders
-from flower_vfl.simulations.study import Trial, run_study
+from flower_vfl.simulations.studies.study import Trial, run_study
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.checkpoints import DirectoryStore
 from flower_vfl.errors import ConfigError
-from flower_vfl.schedule import TEST, TRAIN
+from flower_vfl.parties.checkpoints import DirectoryStore
+from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations import capture
 from flower_vfl.simulations.capture import CAPTURE_FILE, check_capture, whole
+from flower_vfl.simulations.cli.predict import predict_saved
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.engines import run_and_attack
 from flower_vfl.simulations.parties import load_rows, make_passive
-from flower_vfl.simulations.predict import predict_saved
 from flower_vfl.simulations.results import PARTIES_FOLDER
+from flower_vfl.simulations.runtime.engines import run_and_attack
 
 SMALL = RunConfig(
     epochs=2, batch_size=64, attack="norm", width=3, reproducible_noise=True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations import cli
+from flower_vfl.simulations.cli import main as cli
 from flower_vfl.simulations.config_file import defaults_of, read_settings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_vfl.grid import InProcessGrid
+from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
 

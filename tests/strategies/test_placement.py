@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from vertical_cases import rich_app, simple_parties
 
-from flower_vfl.defending import Defender
+from flower_vfl.defender import Defender
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.grid import InProcessGrid, in_process
-from flower_vfl.protocol import Verb, read
+from flower_vfl.grids.in_process import InProcessGrid, in_process
+from flower_vfl.protocol.messages import Verb, read
 from flower_vfl.randomness import draw_secret, noise_generator
 from flower_vfl.strategies import (
     DEFENSES,
@@ -42,9 +42,9 @@ class Relay(InProcessGrid):
     def send_and_receive(self, messages: Iterable[Any], **options: Any) -> Any:
         sent = list(messages)
         replies = list(super().send_and_receive(sent, **options))
-        if sent[0].metadata.message_type == Verb.AGREE:
+        if sent[0].metadata.message_type == Verb.CONFIGURE:
             self.terms += [read(message).config for message in sent]
-        if sent[0].metadata.message_type == Verb.LABEL:
+        if sent[0].metadata.message_type == Verb.TRAIN_STEP:
             self.replies += [read(reply) for reply in replies]
         return replies
 

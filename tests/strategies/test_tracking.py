@@ -12,9 +12,9 @@ from vertical_cases import simple_parties
 
 from flower_vfl import in_process
 from flower_vfl.errors import ConfigError
+from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.strategies import VerticalResult, VerticalStrategy
 from flower_vfl.strategies.tracking import Mlflow, TensorBoard, build_tracker
-from flower_vfl.watch import Leakage
 
 EPOCHS = 3
 

@@ -3,7 +3,7 @@
 from flwr.app import Context
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, vertical_client_app
-from flower_vfl.resident import resident
+from flower_vfl.grids.resident import resident
 
 from .work import bottom_model, features, labels, top_model
 

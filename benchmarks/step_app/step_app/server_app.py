@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_vfl.resident import ResidentGrid
+from flower_vfl.grids.resident import ResidentGrid
 from flower_vfl.strategies import VerticalStrategy
 
 from .work import PlainLoop

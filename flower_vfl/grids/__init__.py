@@ -1,0 +1,1 @@
+"""Grids: how messages travel between the strategy and the parties."""

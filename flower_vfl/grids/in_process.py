@@ -1,0 +1,218 @@
+"""A Flower grid that calls the ClientApp in this process."""
+
+from __future__ import annotations
+
+import secrets
+import traceback
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from logging import ERROR
+from types import TracebackType
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from flower_vfl.alignment import AlignmentSettings
+from flower_vfl.errors import ConfigError
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.protocol import residence
+from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.protocol.replay import forget, party_of
+
+NodeConfig = Mapping[str, UserConfigValue]
+_TRUSTING = AlignmentSettings(trust_server=True)
+
+
+class InProcessGrid(Grid):
+    """Runs every node in the calling process, one after the other.
+
+    Messages are Flower's own and are handled before ``push_messages`` returns; a party
+    stays in memory between them. The fastest way to run an experiment, a notebook or a
+    test on one machine.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app of every node.
+    nodes : int | Sequence[NodeConfig]
+        How many nodes, which then get ``partition-id`` and ``num-partitions`` as in a
+        Flower simulation, or one node config each.
+    run_config : Mapping[str, UserConfigValue] | None (default: None)
+        What the app would find in ``context.run_config``.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        nodes: int | Sequence[NodeConfig],
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        if isinstance(nodes, int):
+            nodes = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+        self._app = client_app
+        self._run = Run.create_empty(secrets.randbits(62) + 1)
+        run_id = self._run.run_id
+        self._contexts = {
+            node: Context(
+                run_id=run_id,
+                node_id=node,
+                node_config=dict(config),
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for node, config in enumerate(nodes, start=1)
+        }
+        self._replies: dict[str, Message] = {}
+        self._sent = 0
+        _claim_identity(run_id)
+        for node in self._contexts:
+            residence.mark(run_id, node)
+        self._release = weakref.finalize(self, _release, run_id, list(self._contexts))
+
+    def parties(self) -> dict[str, Party]:
+        """Return the vertical parties that live behind this grid, by name."""
+        found = (party_of(self._run.run_id, node) for node in self._contexts)
+        return {party.name: party for party in found if party is not None}
+
+    def set_run(self, run: Run) -> None:
+        """Refuse: the run of this grid is its own."""
+        raise ConfigError("an InProcessGrid makes its own run; make a new grid instead")
+
+    @property
+    def run(self) -> Run:
+        """The run that this grid made for itself."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message; Flower prefers its ``Message`` constructor."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have every message handled and keep the replies for ``pull_messages``."""
+        pushed = []
+        for message in messages:
+            reply = self._handle(message)
+            pushed.append(message.metadata.message_id)
+            self._replies[message.metadata.message_id] = reply
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return and forget the replies to messages that were pushed."""
+        known = [key for key in message_ids if key in self._replies]
+        return [self._replies.pop(key) for key in known]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return the replies to messages."""
+        return [self._handle(message) for message in messages]
+
+    def _handle(self, message: Message) -> Message:
+        self._sent += 1
+        message.metadata.__dict__["_message_id"] = f"{self._run.run_id}-{self._sent}"
+        node = message.metadata.dst_node_id
+        if node not in self._contexts:
+            raise ConfigError(f"there is no node {node}; nodes: {list(self._contexts)}")
+        try:
+            return self._app(message, self._contexts[node])
+        except Exception as error:  # as Flower's own runtimes do
+            log(ERROR, traceback.format_exc())
+            reason = f"{type(error).__name__}: {error}"
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Message(Error(code=code, reason=reason), reply_to=message)
+
+    def close(self) -> None:
+        """Forget the parties of this grid and free their memory."""
+        self._release()
+
+    def __enter__(self) -> InProcessGrid:
+        """Return the grid."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the grid."""
+        self.close()
+
+
+def _claim_identity(run_id: int) -> None:
+    """Let Flower's ``Message`` be made in a process that no Flower runtime set up."""
+    try:
+        _ = TaskIdentity.run_id
+    except RuntimeError:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 1
+
+
+def _release(run_id: int, nodes: list[int]) -> None:
+    for node in nodes:
+        residence.unmark(run_id, node)
+    forget(run_id)
+
+
+def in_process(
+    parties: Sequence[Party],
+    aligning: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
+) -> InProcessGrid:
+    """Return a grid for parties that were made by hand, for example in a notebook.
+
+    Parameters
+    ----------
+    parties : Sequence[Party]
+        One label party and at least one passive party, in any order.
+    aligning : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
+        What each party brings to an alignment of ids, by name or for all. The default
+        trusts the server: it is this process, which holds all data anyway.
+    """
+    if len(parties) < 2:
+        raise ConfigError(
+            f"{len(parties)} party cannot train alone; give a label party and at least "
+            "one passive party"
+        )
+    numbers = {"passive": 0}
+    configs: list[NodeConfig] = []
+    for party in parties:
+        name = party.name or "label"
+        if party.role == "passive":
+            numbers["passive"] += 1
+            name = party.name or f"passive-{numbers['passive']}"
+        configs.append({"role": party.role, "name": name, "index": len(configs)})
+
+    def passive(context: Context) -> PassiveParty:
+        party = parties[int(context.node_config["index"])]
+        assert isinstance(party, PassiveParty)  # its config says so
+        return party
+
+    def label(context: Context) -> LabelParty:
+        party = parties[int(context.node_config["index"])]
+        assert isinstance(party, LabelParty)  # its config says so
+        return party
+
+    def settings(context: Context) -> AlignmentSettings:
+        if isinstance(aligning, AlignmentSettings):
+            return aligning
+        return aligning.get(str(context.node_config["name"]), AlignmentSettings())
+
+    app = vertical_client_app(passive, label, aligning=settings)
+    return InProcessGrid(app, configs)

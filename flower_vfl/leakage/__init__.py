@@ -1,0 +1,1 @@
+"""How much gradients and models tell about labels: attacks, the meter, limits."""

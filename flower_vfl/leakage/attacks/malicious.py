@@ -1,0 +1,227 @@
+"""Label inference attacks against vertical federated learning, the active attack.
+
+Fu et al., USENIX Security 2022. A malicious passive party wants the shared model to
+lean on its bottom model, whose outputs then say more about the labels. It follows the
+protocol but takes larger steps: each entry of its update is scaled up while the entry
+keeps its sign. Afterwards it runs :class:`~flower_vfl.leakage.attacks.ModelCompletion`.
+
+What is scaled, g, is the direction of the step before the learning rate: with weight
+decay and momentum in it (SGD), or after Adam's normalisation, which would undo a
+scaling of the raw gradient. That is how the released code does it; there the momentum
+buffer and the gradient share memory, so that the scaling feeds back into the buffer.
+Here the buffer is a tensor of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flower_vfl.errors import ConfigError
+
+OFFSET = 1e-7
+LEAST_RATIO = 1.0
+
+
+def amplification(
+    current: Tensor, previous: Tensor, gamma: float = 1.0, max_ratio: float = 5.0
+) -> Tensor:
+    """Return clamp(1 + γ·g_t / (g_{t-1} + 1e-7), 1, max_ratio), entry by entry."""
+    ratio = 1.0 + gamma * (current / (previous + OFFSET))
+    # 0 / 0 happens where g_t is 0 and g_{t-1} is -1e-7: nothing to scale there.
+    return ratio.nan_to_num(nan=LEAST_RATIO).clamp(LEAST_RATIO, max_ratio)
+
+
+class _Malicious(Optimizer, ABC):
+    """An optimizer that scales its own steps up."""
+
+    @abstractmethod
+    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+        """Return what an honest optimizer would step along, and update its state.
+
+        The tensor that is returned must not be one of the state.
+        """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise ConfigError(
+                        f"{type(self).__name__} cannot take sparse gradients; make the "
+                        "embedding with sparse=False"
+                    )
+                self._descend(p, group)
+        return loss
+
+    def _descend(self, p: nn.Parameter, group: dict[str, Any]) -> None:
+        step = self.direction(p, group)
+        state = self.state[p]
+        previous = state.get("scaled")
+        if previous is not None:
+            ratio = amplification(step, previous, group["gamma"], group["max_ratio"])
+            step = step * ratio
+        state["scaled"] = step.clone()
+        p.add_(step, alpha=-group["lr"])
+
+
+def _refuse_negative(**values: float) -> None:
+    for name, value in values.items():
+        if value < 0.0:
+            raise ConfigError(f"{name} must be at least 0, got {value}")
+
+
+def _check_scaling(gamma: float, max_ratio: float) -> None:
+    _refuse_negative(gamma=gamma)
+    if max_ratio < LEAST_RATIO:
+        raise ConfigError(f"max_ratio must be at least 1, got {max_ratio}")
+
+
+class MaliciousSGD(_Malicious):
+    """SGD whose steps are scaled up; takes the place of ``torch.optim.SGD``.
+
+    Parameters
+    ----------
+    params : Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+        Parameters or groups of them.
+    lr : float (default: 1e-3)
+        Learning rate.
+    momentum : float (default: 0.0)
+        Momentum.
+    dampening : float (default: 0.0)
+        Dampening of the momentum.
+    weight_decay : float (default: 0.0)
+        L2 penalty.
+    nesterov : bool (default: False)
+        Whether the momentum is Nesterov's.
+    gamma : float (default: 1.0)
+        Strength γ of the scaling; 0 is plain SGD.
+    max_ratio : float (default: 5.0)
+        Largest ratio of the scaling.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        gamma: float = 1.0,
+        max_ratio: float = 5.0,
+    ) -> None:
+        _refuse_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        _check_scaling(gamma, max_ratio)
+        if nesterov and (momentum == 0.0 or dampening != 0.0):
+            raise ConfigError("nesterov needs a momentum and no dampening")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "gamma": gamma,
+            "max_ratio": max_ratio,
+        }
+        super().__init__(params, defaults)
+
+    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+        """Return the gradient with weight decay and momentum."""
+        assert p.grad is not None  # see step
+        gradient = p.grad
+        if group["weight_decay"]:
+            gradient = gradient.add(p, alpha=group["weight_decay"])
+        momentum = group["momentum"]
+        if not momentum:
+            return gradient
+        state = self.state[p]
+        buffer: Tensor | None = state.get("momentum_buffer")
+        if buffer is None:
+            buffer = gradient.clone()
+            state["momentum_buffer"] = buffer
+        else:
+            buffer.mul_(momentum).add_(gradient, alpha=1.0 - group["dampening"])
+        if group["nesterov"]:
+            return gradient.add(buffer, alpha=momentum)
+        return buffer.clone()
+
+
+class MaliciousAdam(_Malicious):
+    """Adam whose steps are scaled up; takes the place of ``torch.optim.Adam``.
+
+    Parameters
+    ----------
+    params : Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+        Parameters or groups of them.
+    lr : float (default: 1e-3)
+        Learning rate.
+    betas : tuple[float, float] (default: (0.9, 0.999))
+        Decay of the running means of the gradient and of its square.
+    eps : float (default: 1e-8)
+        Added to the denominator.
+    weight_decay : float (default: 0.0)
+        L2 penalty.
+    gamma : float (default: 1.0)
+        Strength γ of the scaling; 0 is plain Adam.
+    max_ratio : float (default: 5.0)
+        Largest ratio of the scaling.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        gamma: float = 1.0,
+        max_ratio: float = 5.0,
+    ) -> None:
+        _refuse_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        _check_scaling(gamma, max_ratio)
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ConfigError(f"betas must be at least 0 and below 1, got {betas}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "gamma": gamma,
+            "max_ratio": max_ratio,
+        }
+        super().__init__(params, defaults)
+
+    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+        """Return the corrected mean gradient over the root of the mean square."""
+        assert p.grad is not None  # see step
+        gradient = p.grad
+        if group["weight_decay"]:
+            gradient = gradient.add(p, alpha=group["weight_decay"])
+        betas: tuple[float, float] = group["betas"]
+        first, second = betas
+        state = self.state[p]
+        if "step" not in state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        state["step"] += 1
+        mean: Tensor = state["exp_avg"]
+        square: Tensor = state["exp_avg_sq"]
+        mean.lerp_(gradient, 1.0 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+        count: int = state["step"]
+        root = (square / (1.0 - second**count)).sqrt_()
+        return mean / (1.0 - first**count) / root.add_(group["eps"])

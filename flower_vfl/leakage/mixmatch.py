@@ -1,0 +1,195 @@
+"""MixMatch: A Holistic Approach to Semi-Supervised Learning.
+
+Berthelot et al., NeurIPS 2019, https://arxiv.org/abs/1905.02249: the parts that model
+completion is made of, as functions of tensors. Random numbers come from torch's global
+generators; seed them (or use :class:`flower_vfl.randomness.RandomState`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Beta
+
+from flower_vfl.errors import ConfigError
+
+Inputs = tuple[Tensor, ...]
+Augment = Callable[[Inputs], Inputs]
+_EVALUATION_ROWS = 1024
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """Return p^(1/T), scaled so that each row sums to 1."""
+    # In logs, so that a small T does not turn a whole row into zeros.
+    return torch.softmax(probabilities.log() / temperature, dim=-1)
+
+
+def guess_labels(logits: Tensor, temperature: float) -> Tensor:
+    """Return the sharpened mean prediction over the augmentations of each row."""
+    return sharpen(torch.softmax(logits, dim=-1).mean(dim=0), temperature)
+
+
+def mixup_weights(rows: int, alpha: float, device: torch.device) -> Tensor:
+    """Return λ' = max(λ, 1 - λ) with λ ~ Beta(α, α), one per row."""
+    if alpha == 0.0:
+        return torch.ones(rows, device=device)
+    concentration = torch.tensor(alpha, device=device)
+    weights = Beta(concentration, concentration).sample((rows,))
+    return torch.maximum(weights, 1.0 - weights)
+
+
+def mix(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Return λ'·first + (1 - λ')·second; pixels (``uint8``) are rounded."""
+    if not can_mix(first):
+        raise ConfigError(f"{first.dtype} codes cannot be mixed; mix their embedding")
+    weights = weights.view(-1, *[1] * (first.dim() - 1))
+    mixed = weights * first + (1.0 - weights) * second
+    return mixed.round().to(torch.uint8) if first.dtype == torch.uint8 else mixed
+
+
+def can_mix(tensor: Tensor) -> bool:
+    """Return whether a mean of two rows means anything: floats and pixels, not codes."""
+    return tensor.is_floating_point() or tensor.dtype == torch.uint8
+
+
+def labelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy against distributions."""
+    return -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
+
+def unlabelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the squared error of the probabilities, mean over rows and classes."""
+    return (torch.softmax(logits, dim=1) - targets).square().mean()
+
+
+def mixmatch_losses(
+    embed: Callable[..., Tensor],
+    head: Callable[[Tensor], Tensor],
+    labelled: Inputs,
+    targets: Tensor,
+    views: Sequence[Inputs],
+    temperature: float,
+    alpha: float,
+    mix_inputs: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of the labelled and of the unlabelled rows of one step.
+
+    All rows go through the model in one pass, so that a batch norm sees labelled and
+    unlabelled ones together and there is nothing to interleave.
+    """
+    with torch.no_grad():
+        guesses = torch.stack([head(embed(*view)) for view in views])
+        guessed = guess_labels(guesses, temperature)
+    everything = tuple(torch.cat(parts) for parts in zip(labelled, *views, strict=True))
+    wanted = torch.cat([targets, *[guessed] * len(views)])
+    partner = torch.randperm(len(wanted)).to(wanted.device)
+    weights = mixup_weights(len(wanted), alpha, wanted.device)
+    if mix_inputs and all(can_mix(part) for part in everything):
+        mixed = tuple(mix(part, part[partner], weights) for part in everything)
+        logits = head(embed(*mixed))
+    else:
+        embedding = embed(*everything)
+        logits = head(mix(embedding, embedding[partner], weights))
+    wanted = mix(wanted, wanted[partner], weights)
+    known = len(targets)
+    return (
+        labelled_loss(logits[:known], wanted[:known]),
+        unlabelled_loss(logits[known:], wanted[known:]),
+    )
+
+
+def ramp(step: int, length: int) -> float:
+    """Return step / length, at most 1: the linear ramp of the unlabelled loss."""
+    return 1.0 if length <= 0 else min(max(step / length, 0.0), 1.0)
+
+
+@torch.no_grad()
+def update_average(
+    average: nn.Module, model: nn.Module, decay: float, step: int
+) -> None:
+    """Take one step of the exponential moving average of weights and buffers.
+
+    The average has Adam's bias correction: it is the weighted mean of the models since
+    step 1 and does not hold on to the first weights. With a decay of .999 those would
+    otherwise still have a third of the weight after 1000 steps.
+    """
+    share = (1.0 - decay) / (1.0 - decay**step)
+    current = model.state_dict()
+    for name, value in average.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(current[name], share)
+        else:  # counters of a batch norm
+            value.copy_(current[name])
+
+
+@torch.no_grad()
+def predict(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the probability of each class for each row, in evaluation mode."""
+    model.eval()
+    starts = range(0, len(inputs[0]), _EVALUATION_ROWS)
+    logits = [
+        model(*(part[start : start + _EVALUATION_ROWS] for part in inputs))
+        for start in starts
+    ]
+    return torch.softmax(torch.cat(logits), dim=1)
+
+
+def cycle(rows: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield batches for ever, in a new order after each pass; a remainder is left out."""
+    size = min(size, len(rows))
+    while True:
+        order = rows[torch.randperm(len(rows)).to(rows.device)]
+        for start in range(0, len(rows) - size + 1, size):
+            yield order[start : start + size]
+
+
+def shift_images(images: Tensor, pixels: int, flip: bool = False) -> Tensor:
+    """Return images moved by up to so many pixels, reflected at the border."""
+    rows, _, height, width = images.shape
+    pixels = min(pixels, height - 1, width - 1)  # reflection cannot reach further
+    device = images.device
+    if pixels > 0:
+        padded = F.pad(images.float(), (pixels,) * 4, mode="reflect").to(images.dtype)
+        down, right = torch.randint(2 * pixels + 1, (2, rows, 1), device=device)
+        ys = (down + torch.arange(height, device=device))[:, None, :, None]
+        xs = (right + torch.arange(width, device=device))[:, None, None, :]
+        each = torch.arange(rows, device=device)[:, None, None, None]
+        channels = torch.arange(images.shape[1], device=device)[None, :, None, None]
+        images = padded[each, channels, ys, xs]
+    if flip:
+        mirrored = torch.rand(rows, 1, 1, 1, device=device) < 0.5
+        images = torch.where(mirrored, images.flip(-1), images)
+    return images
+
+
+def augmentation(
+    inputs: Inputs, shift: int = 2, flip: bool = False, noise: float = 0.1
+) -> Augment:
+    """Return the augmentation that fits a party's inputs.
+
+    Images (four dimensions) are shifted; other floats get Gaussian noise that is small
+    beside the spread of their column; integer codes stay as they are, since another
+    code would be another fact.
+    """
+    spreads = [
+        part.std(dim=0, unbiased=False) if _is_table(part) else None for part in inputs
+    ]
+
+    def augment(batch: Inputs) -> Inputs:
+        parts = []
+        for part, spread in zip(batch, spreads, strict=True):
+            if spread is not None and noise > 0.0:
+                part = part + noise * spread * torch.randn_like(part)
+            elif part.dim() == 4 and can_mix(part):
+                part = shift_images(part, shift, flip)
+            parts.append(part)
+        return tuple(parts)
+
+    return augment
+
+
+def _is_table(part: Tensor) -> bool:
+    return part.is_floating_point() and part.dim() != 4

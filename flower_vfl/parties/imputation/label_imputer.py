@@ -1,0 +1,187 @@
+"""The label party on the union: labels for every batch, and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.objectives import Objective
+from flower_vfl.randomness import noise_generator
+
+from .calibration import WHEN, Calibration, When
+from .draws import class_counts
+from .feature_imputer import FeatureImputer
+from .labels import Lacking, RandomPred, build_label_fill, refuse_task
+from .row_index import RowIndex
+
+
+@dataclass
+class BatchLabels:
+    """Labels of a training batch."""
+
+    used: Tensor
+    classes: Tensor
+    real: Tensor | None = None
+
+
+class LabelImputer:
+    """Labels of the rows of a run, of which the label party may not hold all."""
+
+    def __init__(self, place: FeatureImputer, labels: str, calibration: str) -> None:
+        self._place = place
+        self.imputer = build_label_fill(labels)
+        if calibration and calibration not in WHEN:
+            raise unknown_name("calibration", calibration, WHEN)
+        self._when = cast(When, calibration)
+        self._own = torch.empty(0)  # labels of all own rows
+        self._known = self._own  # of those that it trains on
+        self._classes = 0  # 0 for a regression
+
+    def fit(
+        self,
+        own: Tensor,
+        training: Tensor,
+        objective: Objective,
+        parties: Iterable[str],
+        name: str,
+    ) -> None:
+        """Get ready for a run, once the place is settled."""
+        objective.calibration = None
+        self._own, row_index = own, self._place.row_index
+        if row_index is None:
+            return
+        numbers = self._place.local[training]
+        self._known = own[numbers[numbers >= 0]]
+        classes = int(getattr(objective, "classes", 2))
+        self._classes = 0 if objective.task == "regression" else classes
+        try:
+            if len(self._known) < len(training):
+                self._check(objective)
+            self.redraw()
+            if self._when:
+                labelled = len(self._known) / len(training)
+                complete = complete_share(row_index, parties, labelled)
+                objective.calibration = self._calibrate(objective, labelled, complete)
+        except ConfigError as error:
+            raise PartyError(name, str(error), "Correct this setting") from error
+
+    def _check(self, objective: Objective) -> None:
+        """Refuse what does not work with missing labels."""
+        refuse_task(self.imputer, objective.task)
+        kind = type(objective).__name__
+        if objective.by_row:
+            raise ConfigError(
+                f"{kind} has to know the label of every row, and some are missing; use "
+                "cross-entropy or gafm"
+            )
+        if self.imputer.samples > 1 and not objective.takes_shares:
+            raise ConfigError(
+                f"{kind} does not take labels that are averages of several draws; use "
+                "samples=1, or cross-entropy"
+            )
+        if not len(self._known):
+            raise ConfigError(
+                "it holds none of the training rows, so that there is no label to "
+                "learn from"
+            )
+
+    def redraw(self) -> None:
+        """Draw what holds for the whole run; again when the secret has changed."""
+        row_index = self._place.row_index
+        if row_index is not None and len(self._known):
+            self.imputer.fit(
+                self._known, self._classes, row_index.rows, self._generator("rows")
+            )
+
+    def _generator(self, *at: int | str) -> torch.Generator:
+        return noise_generator(self._place.secret, "labels", *at)
+
+    def _calibrate(
+        self, objective: Objective, labelled: float, complete: float
+    ) -> Calibration:
+        if not objective.calibrates:
+            raise ConfigError(
+                f"{type(objective).__name__} cannot be calibrated; only cross-entropy "
+                "can"
+            )
+        counts = class_counts(self._known, self._classes).double()
+        frequencies = counts / counts.sum()
+        synthetic = self.imputer.shares_of(frequencies)
+        drawn = isinstance(self.imputer, RandomPred)
+        if labelled == 1.0:  # there are no synthetic labels
+            synthetic, drawn = torch.zeros_like(frequencies), False
+        if synthetic is None and not drawn:
+            raise ConfigError(
+                "it is not known how often each class is a synthetic label of the kind "
+                f"{type(self.imputer).__name__}, so that predictions cannot be "
+                "calibrated; use majority, minority, random_pos or random_pred"
+            )
+        return Calibration.of(self._when, labelled, complete, frequencies, synthetic)
+
+    def state_dict(self, objective: Objective) -> dict[str, Any]:
+        """Return the calibration, for a party that only predicts; nothing if none."""
+        known = objective.calibration
+        if known is None:
+            return {}
+        state = {"when": known.when, "weight": known.weight, "offset": known.offset}
+        return {"calibration": state}
+
+    def load_state_dict(self, state: dict[str, Any], objective: Objective) -> None:
+        """Take over a saved calibration, and draw anew from the saved secret."""
+        if "calibration" in state:
+            objective.calibration = Calibration(**state["calibration"])
+        self.redraw()
+
+    def local(self, rows: Tensor) -> Tensor:
+        """Return the own numbers of rows, -1 where there is none."""
+        return rows if self._place.row_index is None else self._place.local[rows]
+
+    def batch(
+        self,
+        rows: Tensor,
+        step: int,
+        expect: Callable[[], Tensor],
+        join: Callable[[], Tensor],
+    ) -> BatchLabels:
+        """Return the labels of a training batch."""
+        if self._place.row_index is None:
+            labels = self._own.index_select(0, rows)
+            return BatchLabels(labels, labels)
+        numbers = self._place.local.index_select(0, rows)
+        absent = (numbers < 0).nonzero().flatten()
+        labels = self._own.index_select(0, numbers.clamp_min(0))
+        if not len(absent):
+            return BatchLabels(labels, labels)
+        generator = self._generator("step", step)
+        lacking = Lacking(rows, labels, absent, expect, join, generator)
+        filled = self.imputer.fill(lacking).to(labels.device)
+        if filled.dim() == 2:
+            shares = F.one_hot(labels, self._classes).to(filled)
+            shares = shares.index_copy(0, absent, filled)
+            return BatchLabels(shares, shares.argmax(dim=1), numbers >= 0)
+        used = labels.index_copy(0, absent, filled)
+        hard = used.round() if self._classes else used
+        return BatchLabels(used, hard, numbers >= 0)
+
+    def labelled(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the own numbers of rows that have a label, and which these are."""
+        if self._place.row_index is None:
+            return rows, None
+        numbers = self._place.local[rows]
+        return numbers[numbers >= 0], (numbers >= 0).cpu()
+
+
+def complete_share(
+    row_index: RowIndex, parties: Iterable[str], labelled: float
+) -> float:
+    """Return the share of rows that everybody holds, as far as sizes tell it."""
+    if row_index.common is not None:
+        return min(row_index.common, labelled)
+    return labelled * prod(row_index.shares.get(party, 1.0) for party in parties)

@@ -1,0 +1,253 @@
+"""The passive party: features and a bottom model, no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.errors import PartyError
+from flower_vfl.leakage.attacks.membership import membership_aucs, with_labels
+from flower_vfl.leakage.layers import LayerProbe
+from flower_vfl.leakage.monitor import MEMBER_EMBEDDING
+from flower_vfl.objectives import OptimizerFactory, Task
+from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+
+from .base import Features, Party, check_finite, default_optimizer
+
+
+@dataclass
+class _Pending:
+    """A forward pass that waits for its gradient."""
+
+    step: int
+    epoch: int
+    index: int
+    output: Tensor | None  # None: to be computed again
+    random: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    probe: LayerProbe | None = None
+
+
+class PassiveParty(Party):
+    """A party that holds features and trains a bottom model on the gradients it gets.
+
+    Parameters
+    ----------
+    features : Features
+        One row per sample: a tensor, an array or several.
+    model : nn.Module
+        Bottom model; called as ``model(*features_of_the_batch)``; its output is the cut
+        layer and may have any number of dimensions after the first.
+    optimizer : OptimizerFactory (default: Adam with lr 1e-3)
+        Takes the parameters and returns an optimizer, for example
+        ``functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)``.
+    name : str | None (default: None)
+        Name in messages and errors; None takes it from the node.
+    ids : Sequence[object] | NDArray[Any] | None (default: None)
+        One id per row; a keyed digest shows whether all parties have the same order.
+    split : NDArray[np.int8] | None (default: None)
+        ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
+        decide.
+    device : str | torch.device (default: "auto")
+        Where it computes.
+    synthetic_features : str (default: "sampling")
+        What stands in for features that it does not hold, where the union of ids is
+        trained on: ``"sampling"``, ``"gaussian"`` or ``"random"``.
+    secret : int | None (default: None)
+        What they are drawn from. None draws a secret for every alignment; a number
+        makes runs repeatable, for simulations.
+    """
+
+    role = "passive"
+
+    def __init__(
+        self,
+        features: Features,
+        model: nn.Module,
+        optimizer: OptimizerFactory = default_optimizer,
+        name: str | None = None,
+        ids: Sequence[object] | NDArray[Any] | None = None,
+        split: NDArray[np.int8] | None = None,
+        device: str | torch.device = "auto",
+        synthetic_features: str = "sampling",
+        secret: int | None = None,
+    ) -> None:
+        super().__init__(
+            features,
+            model,
+            optimizer,
+            name,
+            ids,
+            split,
+            device,
+            synthetic_features,
+            secret,
+        )
+        self.model: nn.Module = model
+        self._pending: _Pending | None = None
+        self._trained: tuple[Tensor, Tensor] | None = None  # rows, their embeddings
+        self.questions: Sequence[int] | Tensor = ()  # see flower_vfl.protocol.serving
+        self.answers = torch.empty(0)
+        self._buffers = [  # where they are, for a model may put new ones in their place
+            (f"{path}.{key}".lstrip("."), module, key)
+            for path, module in model.named_modules()
+            for key, buffer in module.named_buffers(recurse=False)
+            if buffer is not None
+        ]
+
+    @property
+    def own_rows(self) -> int:
+        """Number of samples that it holds."""
+        return len(self.features[0]) if self.features else 0
+
+    def describe(self, key: bytes) -> PartyDescription:
+        """Return what the hello reports."""
+        self.check_data()
+        shape = self.probe_shape()
+        ids, split = self.digests(key)
+        return PartyDescription(self.name, "passive", self.rows, shape, "", ids, split)
+
+    def configure(self, terms: TrainingConfig) -> None:
+        """Take over the terms of the run and get ready for step 1."""
+        super().configure(terms)
+        self._pending = None
+
+    def forward(
+        self, step: int, epoch: int, index: int, probed: bool = False
+    ) -> Tensor:
+        """Return the embedding of a training batch and wait for its gradient."""
+        if step != self.step + 1:
+            raise PartyError(
+                self.name,
+                f"has trained {self.step} steps and was asked for step {step}",
+                "Restore all parties to one checkpoint",
+                step,
+            )
+        random = self.random.state_dict()
+        buffers = self._copy_buffers()
+        probe = LayerProbe(self.model) if probed else None
+        output = self._train_forward(step, epoch, index, probe)
+        self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
+        return output.detach()
+
+    def _copy_buffers(self) -> dict[str, Tensor]:
+        return {name: getattr(m, key).clone() for name, m, key in self._buffers}
+
+    def _train_forward(
+        self, step: int, epoch: int, index: int, probe: LayerProbe | None
+    ) -> Tensor:
+        rows = self.agreed().training_rows(epoch, index)
+        if not self.model.training:
+            self.model.train()
+        with self.random, probe or nullcontext():
+            return self.embed_rows(rows, ("train", step), True)
+
+    def backward(
+        self, step: int, gradient: Tensor | None, probed: bool = False
+    ) -> dict[str, Tensor]:
+        """Train the bottom model on the gradient of the batch that is waiting."""
+        pending = self._pending
+        if pending is None or pending.step != step:
+            waits = f"step {pending.step}" if pending else "no gradient"
+            raise PartyError(
+                self.name,
+                f"got the gradient of step {step} and waits for {waits}",
+                "Restore all parties to one checkpoint",
+                step,
+            )
+        output, probe = pending.output, pending.probe
+        if output is None:  # the graph did not survive: repeat the same forward pass
+            probe = LayerProbe(self.model) if probed else None
+            at = pending.step, pending.epoch, pending.index
+            output = self._train_forward(*at, probe)
+        if gradient is not None:
+            self._descend(step, output, gradient)
+        if self.row_index is not None:
+            self.union.imputer.commit()
+            rows = self.agreed().training_rows(pending.epoch, pending.index)
+            self._trained = rows, output.detach()
+        self._pending = None
+        self.step = step
+        return {} if probe is None else probe.gradients
+
+    def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
+        """Return how well the last batch hid which rows this party does not hold."""
+        if self._trained is None:
+            return {}
+        rows, embedding = self._trained
+        real = self.union.local[rows] >= 0
+        found = membership_aucs(with_labels(embedding, labels, task), real)
+        return {f"{MEMBER_EMBEDDING}{kind}": auc for kind, auc in found.items()}
+
+    def _descend(self, step: int, output: Tensor, gradient: Tensor) -> None:
+        if gradient.shape != output.shape:
+            raise PartyError(
+                self.name,
+                f"got a gradient of shape {tuple(gradient.shape)} for an embedding of "
+                f"shape {tuple(output.shape)}",
+                "The label party and every gradient transform must keep the shape",
+                step,
+            )
+        remedy = "Lower the learning rate, or check the defense that made it"
+        check_finite(gradient, self.name, "the gradient it received", remedy, step)
+        if self.optimizer is None or not output.requires_grad:
+            return
+        with self.random:
+            self.descend(output, gradient.to(self.device))
+
+    def embed(self, split: str, index: int) -> Tensor:
+        """Return the embedding of a part of a split, in evaluation mode."""
+        rows = self.agreed().evaluation_rows(split, index)
+        return self.embed_for_use(rows, (split, index))
+
+    def embed_for_use(
+        self, rows: Tensor, at: tuple[int | str, ...] | None = None
+    ) -> Tensor:
+        """Return the embedding of some rows, in evaluation mode."""
+        if self.model.training:
+            self.model.eval()
+        with torch.no_grad(), self.random:
+            if at is None:
+                return self.run_model(rows)
+            return self.embed_rows(rows, at, False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training changes, as of the last completed step."""
+        model, random = self.model.state_dict(), self.random.state_dict()
+        waiting: list[int] = []
+        if self._pending is not None:
+            pending = self._pending
+            waiting = [pending.step, pending.epoch, pending.index]
+            random = pending.random
+            model.update({k: v for k, v in pending.buffers.items() if k in model})
+        return {
+            "role": self.role,
+            "step": self.step,
+            "model": model,
+            "optimizer": [o.state_dict() for o in self.optimizers()],
+            "random": random,
+            "waiting": waiting,
+            **self.union.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state."""
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.random.load_state_dict(state["random"])
+        self.union.load_state_dict(state, embeds=True)
+        self.step = state["step"]
+        self._pending = None
+        if state["waiting"]:
+            step, epoch, index = state["waiting"]
+            buffers = self._copy_buffers()
+            random = self.random.state_dict()
+            self._pending = _Pending(step, epoch, index, None, random, buffers)

@@ -1,0 +1,126 @@
+"""Which rows are in which split and in which batch, derived from a shared seed.
+
+Every party computes the same rows by itself, so no row number travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.randomness import derive_seed, generator
+
+TRAIN, VALID, TEST = 0, 1, 2
+SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST}
+
+
+def split_rows(
+    rows: int, seed: int, test_fraction: float = 0.2, valid_fraction: float = 0.0
+) -> NDArray[np.int8]:
+    """Return for each row whether it is for training, validation or testing."""
+    for name, value in (("test", test_fraction), ("valid", valid_fraction)):
+        if not 0.0 <= value < 1.0:
+            raise ConfigError(f"{name}_fraction must be in [0, 1), got {value}")
+    test, valid = round(rows * test_fraction), round(rows * valid_fraction)
+    if rows - test - valid < 1:
+        raise ConfigError(
+            f"no training rows are left of {rows} with test_fraction={test_fraction} "
+            f"and valid_fraction={valid_fraction}; make the held-out parts smaller"
+        )
+    order = np.random.default_rng(derive_seed(seed, "splits")).permutation(rows)
+    codes = np.full(rows, TRAIN, dtype=np.int8)
+    codes[order[:test]] = TEST
+    codes[order[test : test + valid]] = VALID
+    return codes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings from which every party derives its rows."""
+
+    seed: int
+    batch_size: int
+    evaluation_rows: int = 8192
+
+
+class Schedule:
+    """Rows of each batch of each split."""
+
+    def __init__(
+        self,
+        codes: NDArray[np.int8],
+        plan: Plan,
+        device: torch.device | None = None,
+    ) -> None:
+        if not np.isin(codes, list(SPLITS.values())).all():
+            raise ConfigError(
+                f"a split has codes other than {SPLITS}; give one of them for each row"
+            )
+        self.plan = plan
+        self._device = device
+        self._rows = {
+            name: torch.from_numpy(np.flatnonzero(codes == code)).to(device)
+            for name, code in SPLITS.items()
+        }
+        self._epoch = -1
+        self._batches: list[Tensor] = []  # of that epoch
+
+    def size(self, split: str) -> int:
+        """Return the number of rows of a split."""
+        return len(self._rows[split])
+
+    def rows(self, split: str) -> Tensor:
+        """Return the rows of a split, in order."""
+        return self._rows[split]
+
+    def batches(self, split: str, training: bool = False) -> int:
+        """Return the number of batches of a split."""
+        return count_batches(self.size(split), self._size_of_batch(split, training))
+
+    def training_rows(self, epoch: int, index: int) -> Tensor:
+        """Return the rows of one training batch."""
+        if epoch != self._epoch:
+            rows = self._rows["train"]
+            stream = generator(self.plan.seed, "batches", epoch)
+            order = torch.randperm(len(rows), generator=stream)
+            size = self._size_of_batch("train", True)
+            self._batches = _cut(rows[order.to(self._device)], size)
+            self._epoch = epoch
+        return _pick(self._batches, index)
+
+    def evaluation_rows(self, split: str, index: int) -> Tensor:
+        """Return the rows of one part of an evaluation, in order."""
+        parts = _cut(self._rows[split], self._size_of_batch(split, False))
+        return _pick(parts, index)
+
+    def _size_of_batch(self, split: str, training: bool) -> int:
+        size = self.plan.batch_size if training else self.plan.evaluation_rows
+        return size or max(self.size(split), 1)
+
+
+def _cut(rows: Tensor, size: int) -> list[Tensor]:
+    """Return the rows in batches."""
+    batches = count_batches(len(rows), size)
+    ends = [index * size for index in range(1, batches)]
+    return list(rows.tensor_split(ends)) if len(rows) else []
+
+
+def _pick(batches: list[Tensor], index: int) -> Tensor:
+    if not 0 <= index < len(batches):
+        raise ConfigError(f"there is no batch {index}: the split has {len(batches)}")
+    return batches[index]
+
+
+def count_batches(rows: int, size: int) -> int:
+    """Return how many batches of a size the rows make.
+
+    A remainder of one row joins the batch before it, because batch normalisation
+    cannot train on a single row.
+    """
+    full, rest = divmod(rows, size)
+    return full + (rest > 1 or (rest == 1 and full == 0))

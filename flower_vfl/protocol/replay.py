@@ -1,0 +1,227 @@
+"""Parties that live in this process, and how they survive in Flower's node state."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from flower_vfl.alignment import AlignmentSettings
+from flower_vfl.alignment.handshake import Handshake, KeptAlignment
+from flower_vfl.errors import ConfigError, PartyRestartedError
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
+from flower_vfl.parties.imputation.row_index import RowIndex
+
+from .config import Role, TrainingConfig
+from .messages import Content, Verb
+
+_STATE = "flower_vfl.state"
+_REPLY = "flower_vfl.reply."
+_HANDSHAKE = "flower_vfl.alignment.handshake"
+
+
+def node_role(context: Context) -> Role:
+    """Return the role of a node."""
+    role = context.node_config.get("role")
+    if role is None:
+        if "partition-id" not in context.node_config:
+            raise ConfigError(
+                f"node {context.node_id} has no role; start its SuperNode with "
+                "--node-config 'role=\"label\"' or 'role=\"passive\"'"
+            )
+        return "label" if int(context.node_config["partition-id"]) == 0 else "passive"
+    if role not in ("label", "passive"):
+        raise ConfigError(
+            f"node {context.node_id} has the unknown role '{role}'; "
+            "known: label, passive"
+        )
+    return cast(Role, role)
+
+
+def node_name(context: Context) -> str:
+    """Return the name of a node's party."""
+    name = context.node_config.get("name")
+    if name is not None:
+        return str(name)
+    if node_role(context) == "label":
+        return "label"
+    return f"passive-{context.node_config.get('partition-id', context.node_id)}"
+
+
+def safe_name(context: Context) -> str:
+    """Return a name for an error message, even for a node without a role."""
+    try:
+        return node_name(context)
+    except ConfigError:
+        return f"node-{context.node_id}"
+
+
+def node_settings(context: Context) -> AlignmentSettings:
+    """Return what a node brings to an alignment, from its node config."""
+    return AlignmentSettings.from_node(context.node_config)
+
+
+@dataclass
+class Session:
+    """A party that lives in this process, and its last reply."""
+
+    party: Party
+    seed: int
+    threads: int
+    turn: int = 0
+    reply: RecordDict | None = None
+    terms: TrainingConfig | None = None
+    stamp: str = ""  # of the saved state that it equals; empty if there is none
+    handshake: Handshake | None = None  # that is going on
+    saved_handshake: bytes = b""  # from another process, until it is asked for
+    aligned: str = ""  # fingerprint of the alignment on whose rows the party is
+    settings: Callable[[Context], AlignmentSettings] = node_settings
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shake_hands(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
+        """Return the handshake that is going on, if any."""
+        if self.saved_handshake:
+            saved, party = self.saved_handshake, self.party
+            self.handshake = Handshake.restore(saved, party.name, own(), party.ids)
+            self.saved_handshake = b""
+        return self.handshake
+
+    def drop_handshake(self) -> bool:
+        """Forget a handshake and its keys; return whether there was one."""
+        found = self.handshake is not None or bool(self.saved_handshake)
+        if self.handshake is not None:
+            self.handshake.close()
+        self.handshake, self.saved_handshake = None, b""
+        return found
+
+    def place(self, kept: KeptAlignment) -> None:
+        """Put the party on aligned rows."""
+        if kept.fingerprint != self.aligned:
+            self.party.place(RowIndex.from_alignment(kept.alignment))
+            self.aligned = kept.fingerprint
+
+
+_sessions: dict[tuple[int, int], Session] = {}
+
+
+def forget(run_id: int) -> None:
+    """Drop every party of a run that lives in this process."""
+    for key in list(_sessions):
+        if key[0] == run_id:
+            _sessions.pop(key, None)
+
+
+def party_of(run_id: int, node_id: int) -> Party | None:
+    """Return a party that lives in this process, or None."""
+    session = _sessions.get((run_id, node_id))
+    return None if session is None else session.party
+
+
+def enter(
+    context: Context,
+    verb: Verb,
+    content: Content,
+    make: Callable[[Context, int], Party],
+    resident: bool,
+) -> Session:
+    """Return the party of this node, from memory or from its Flower state."""
+    key = (context.run_id, context.node_id)
+    session = _sessions.get(key)
+    if session is not None and resident:
+        return session
+    saved = cast(ConfigRecord | None, context.state.get(_STATE))
+    if session is not None and saved is not None and saved["stamp"] == session.stamp:
+        _find_handshake(session, context)
+        return session
+    if saved is None:
+        if verb is not Verb.HELLO:
+            raise PartyRestartedError(
+                safe_name(context),
+                f"got '{verb}' before the hello of this run",
+                "Its process may have been restarted: start the run again with resume",
+            )
+        if session is None:
+            seed = content.number("seed")
+            session = Session(make(context, seed), seed, content.number("threads"))
+            _sessions[key] = session
+        return session
+    if session is None:
+        seed, threads = cast(int, saved["seed"]), cast(int, saved["threads"])
+        session = Session(make(context, seed), seed, threads)
+        _sessions[key] = session
+    load(session, context, saved)
+    return session
+
+
+def save(session: Session, context: Context) -> None:
+    """Keep a party in its node's Flower state, for runtimes that keep no process."""
+    terms = json.dumps(asdict(session.terms)) if session.terms else ""
+    session.stamp = secrets.token_hex(8)
+    context.state[_STATE] = ConfigRecord(
+        {
+            "stamp": session.stamp,
+            "turn": session.turn,
+            "seed": session.seed,
+            "threads": session.threads,
+            "terms": terms,
+            "aligned": session.aligned,
+            "state": to_bytes(session.party.state_dict()) if session.terms else b"",
+        }
+    )
+    context.state.pop(_HANDSHAKE, None)
+    if session.handshake is not None:
+        secret = ConfigRecord({"state": session.handshake.save()})
+        context.state[_HANDSHAKE] = secret
+        session.handshake = None  # this process may never hear of its end
+    for key in [key for key in context.state if key.startswith(_REPLY)]:
+        del context.state[key]
+    for key, record in (session.reply or RecordDict()).items():
+        context.state[_REPLY + key] = record
+
+
+def load(session: Session, context: Context, saved: ConfigRecord) -> None:
+    """Bring a party to where its node's Flower state says it is."""
+    terms, state = cast(str, saved["terms"]), cast(bytes, saved["state"])
+    _find_handshake(session, context)
+    _load_alignment(session, context, cast(str, saved["aligned"]))
+    if session.terms is None:
+        session.party.describe(b"")  # prepares the labels
+    if terms:
+        fields: dict[str, Any] = json.loads(terms)
+        fields["parties"] = {k: tuple(v) for k, v in fields["parties"].items()}
+        agreed = TrainingConfig(**fields)
+        if session.terms != agreed or session.party.schedule is None:
+            session.party.configure(agreed)
+            session.terms = agreed
+        session.party.load_state_dict(from_bytes(state))
+    size = len(_REPLY)
+    session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
+    session.reply = RecordDict(
+        {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
+    )
+
+
+def _find_handshake(session: Session, context: Context) -> None:
+    """Take over the handshake in a node's Flower state, if there is one."""
+    record = cast(ConfigRecord | None, context.state.get(_HANDSHAKE))
+    session.saved_handshake = cast(bytes, record["state"]) if record else b""
+
+
+def _load_alignment(session: Session, context: Context, aligned: str) -> None:
+    """Bring a party to the aligned rows that it was on."""
+    if aligned == session.aligned:
+        return
+    kept = KeptAlignment.load(open_store(context, session.party.name))
+    if kept is None or kept.fingerprint != aligned:
+        raise PartyRestartedError(
+            session.party.name,
+            "has lost the alignment of this run",
+            "Two runs may share its state-dir: start again without resume",
+        )
+    session.place(kept)

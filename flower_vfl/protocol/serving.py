@@ -1,0 +1,155 @@
+"""Predictions for a passive party that does not say whom it asks about.
+
+Sun et al., FLORIST, appendix D. https://arxiv.org/abs/2106.05508
+
+Where there is one passive party and the label party has no features, an embedding goes
+out and a prediction comes back: no id and no row number travels. Otherwise all parties
+have to know which rows are meant, and the asking party hides its row in a batch that
+all parties derive from the run's seed: the number of that batch travels, and it gets
+the predictions of the whole batch. The same row is always in the same batch, so that
+asking again tells nothing new.
+
+What stays: the label party sees the embedding. One of a row whose embedding it has seen
+in an evaluation is equal to that one, and tells which row it is; ask about new rows, or
+in a batch. The server sees embeddings and predictions, as it does in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.randomness import generator
+
+from .messages import Content, pack
+from .replay import Session
+
+STAGES = ("ask", "embed", "predict", "tell")
+
+
+def serving_batches(rows: int, seed: int, size: int) -> list[Tensor]:
+    """Return the rows of a run in random batches, the same at every party."""
+    if size < 2:
+        raise ConfigError(f"a row hides in a batch of at least 2, not {size}")
+    order = torch.randperm(rows, generator=generator(seed, "serving", size))
+    return list(order.tensor_split(max(1, -(-rows // size))))
+
+
+def batch_rows(party: Party, number: int, size: int) -> Tensor:
+    """Return the rows of one such batch, where a party computes."""
+    seed = party.agreed().plan.seed
+    return serving_batches(party.rows, seed, size)[number].to(party.device)
+
+
+def find_batches(party: PassiveParty, own: Tensor, size: int) -> Tensor:
+    """Return the number of the batch, and the place in it, of some own rows."""
+    numbers = torch.arange(party.own_rows)
+    if party.row_index is not None:
+        numbers = torch.full((party.own_rows,), -1)
+        held = party.row_index.held.nonzero().flatten()
+        numbers[party.row_index.local[held]] = held
+    wanted = numbers[own]
+    if bool((wanted < 0).any()):
+        raise PartyError(
+            party.name,
+            "asks about a row that was not aligned",
+            "Align its id first, or ask without a batch where that is possible",
+        )
+    where = torch.empty(party.rows, 2, dtype=torch.int64)
+    seed = party.agreed().plan.seed
+    for number, batch in enumerate(serving_batches(party.rows, seed, size)):
+        where[batch, 0] = number
+        where[batch, 1] = torch.arange(len(batch))
+    return where[wanted]
+
+
+def serve(session: Session, content: Content, context: Context) -> Content:
+    """Do a party's part in serving predictions.
+
+    Parameters
+    ----------
+    session : Session
+        The party.
+    content : Content
+        ``stage`` says which part.
+    context : Context
+        Not needed.
+    """
+    stage = content.text("stage")
+    if stage not in _PARTS:
+        raise unknown_name("stage", stage, STAGES)
+    return _PARTS[stage](session.party, content)
+
+
+def _ask(party: Party, content: Content) -> Content:
+    """Return the embedding of what is asked about, or the batches it hides in."""
+    asking, size = _passive(party), content.number("hide")
+    own = torch.as_tensor(asking.questions, dtype=torch.int64)
+    if not size and not len(own):
+        return Content()
+    if not size:
+        embedding = asking.embed_for_use(own.to(party.device))
+        return Content(arrays=pack({party.name: embedding}))
+    batches = find_batches(asking, own, size)[:, 0].tolist()
+    return Content({"batches": sorted(set(batches))})
+
+
+def _embed(party: Party, content: Content) -> Content:
+    number, size = content.number("batch"), content.number("hide")
+    rows = batch_rows(party, number, size)
+    embedding = _passive(party).embed_for_use(rows, ("serving", number))
+    return Content(arrays=pack({party.name: embedding}))
+
+
+def _predict(party: Party, content: Content) -> Content:
+    if not isinstance(party, LabelParty):
+        raise ConfigError(f"party '{party.name}' is not the label party")
+    number, size = content.number("batch"), content.number("hide")
+    embeddings = content.tensors()
+    if size:
+        rows = batch_rows(party, number, size)
+    elif party.model is None:
+        rows = torch.empty(len(next(iter(embeddings.values()))))
+    else:
+        raise PartyError(
+            party.name,
+            "has features, and cannot predict for a row that it does not know",
+            "Ask in a batch: hide=100, for example",
+        )
+    found = party.predict_rows(rows, ("serving", number), embeddings)
+    return Content(arrays=pack({"predictions": found}))
+
+
+def _tell(party: Party, content: Content) -> Content:
+    """Take the answers; of a batch only those that were asked for."""
+    asking, size = _passive(party), content.number("hide")
+    found = content.tensors()
+    own = torch.as_tensor(asking.questions, dtype=torch.int64)
+    if not size:
+        asking.answers = found.get("predictions", torch.empty(0))
+        return Content()
+    where = find_batches(asking, own, size).tolist()
+    rows = [found[str(number)][place] for number, place in where]
+    asking.answers = torch.stack(rows) if rows else torch.empty(0)
+    return Content()
+
+
+def _passive(party: Party) -> PassiveParty:
+    if not isinstance(party, PassiveParty):
+        raise ConfigError(f"party '{party.name}' is not a passive party")
+    return party
+
+
+_PARTS: dict[str, Callable[[Party, Content], Content]] = {
+    "ask": _ask,
+    "embed": _embed,
+    "predict": _predict,
+    "tell": _tell,
+}

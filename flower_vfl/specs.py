@@ -1,0 +1,234 @@
+"""Names with parameters in one config string: ``"mlp:hidden=64+32,dropout=0.1"``."""
+
+import inspect
+import math
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError, unknown_name
+
+T = TypeVar("T")
+
+_FORM = "expected 'name' or 'name:key=value,key=a+b'"
+_SCALARS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "none",
+}
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, str]]:
+    """Split a config string into a name and its parameters, still as text.
+
+    Examples
+    --------
+    >>> parse_spec("mlp:hidden=64+32,dropout=0.1")
+    ('mlp', {'hidden': '64+32', 'dropout': '0.1'})
+    """
+    name, colon, rest = text.partition(":")
+    name = name.strip()
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(f"'{text}' does not start with a name; {_FORM}")
+    if not colon:
+        return name, {}
+    parameters: dict[str, str] = {}
+    for part in rest.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (equals and key.isidentifier() and value):
+            raise ConfigError(f"'{text}': '{part}' is not a key=value; {_FORM}")
+        if key in parameters:
+            raise ConfigError(f"'{text}' gives the parameter '{key}' twice")
+        parameters[key] = value
+    return name, parameters
+
+
+def build_from_spec(
+    kind: str, text: str, known: Mapping[str, Callable[..., T]], *given: object
+) -> T:
+    """Build what a config string names."""
+    name, raw = parse_spec(text)
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    factory = known[name]
+    arguments = typed_arguments(kind, name, raw, factory, len(given))
+    try:
+        return factory(*given, **arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{kind} '{name}': {error}") from error
+
+
+def typed_arguments(
+    kind: str,
+    name: str,
+    raw: Mapping[str, str],
+    factory: Callable[..., object],
+    given: int = 0,
+) -> dict[str, Any]:
+    """Turn parameters that are text into what a callable's signature asks for.
+
+    The annotation decides, or without one the type of the default: ``bool``, ``int``,
+    ``float``, ``str``, ``Literal``, a tuple or sequence of those (written ``a+b``, and
+    ``none`` for the empty one), and unions of them; ``none`` stands for ``None``.
+    """
+    settable = {
+        parameter.name: parameter
+        for parameter in _parameters(factory)[given:]
+        if parameter.kind
+        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        and _describe(_wanted(parameter)) is not None
+    }
+    what = f"{kind} '{name}'"
+    shown = ", ".join(map(_show, settable.values()))
+    known = f"known parameters: {shown}" if shown else "it takes no parameters"
+    arguments: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in settable:
+            raise ConfigError(f"{what}: unknown parameter '{key}'; {known}")
+        wanted = _wanted(settable[key])
+        try:
+            arguments[key] = _convert(value, wanted)
+        except ValueError:
+            raise ConfigError(
+                f"{what}: parameter '{key}' must be {_describe(wanted)}, got "
+                f"'{value}'; {known}"
+            ) from None
+    missing = [
+        key
+        for key, parameter in settable.items()
+        if parameter.default is inspect.Parameter.empty and key not in arguments
+    ]
+    if missing:
+        raise ConfigError(f"{what} needs a value for {', '.join(missing)}; {known}")
+    return arguments
+
+
+def _parameters(factory: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters of a callable, with types for annotations."""
+    if isinstance(factory, type) and is_dataclass(factory):
+        # A field's annotation belongs to the module of the class that has it.
+        types_by_name = get_type_hints(factory)
+        return [
+            parameter.replace(annotation=types_by_name[parameter.name])
+            for parameter in inspect.signature(factory).parameters.values()
+        ]
+    return list(inspect.signature(factory, eval_str=True).parameters.values())
+
+
+def _wanted(parameter: inspect.Parameter) -> Any:
+    """Return the type of a parameter: its annotation, or its default's type."""
+    if parameter.annotation is not inspect.Parameter.empty:
+        return parameter.annotation
+    if parameter.default is inspect.Parameter.empty:
+        return str
+    if isinstance(parameter.default, tuple) and parameter.default:
+        return types.GenericAlias(tuple, (type(parameter.default[0]), Ellipsis))
+    return type(parameter.default)
+
+
+def _show(parameter: inspect.Parameter) -> str:
+    """Write a parameter and its default as they would stand in a config string."""
+    default = parameter.default
+    if default is inspect.Parameter.empty:
+        return f"{parameter.name} (required)"
+    return f"{parameter.name}={_write(default)}"
+
+
+def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
+    """Return the config string from which an object can be built again."""
+    parameters = []
+    for parameter in _parameters(factory):
+        value = getattr(built, parameter.name)
+        if value != parameter.default:
+            parameters.append(f"{parameter.name}={_write(value)}")
+    return f"{name}:{','.join(parameters)}" if parameters else name
+
+
+def _write(value: object) -> str:
+    """Write a value as `_convert` reads it."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "+".join(map(_write, value))
+    return str(value)
+
+
+def _is_union(wanted: Any) -> bool:
+    return get_origin(wanted) in (Union, types.UnionType)
+
+
+def _items(wanted: Any) -> tuple[Any, ...] | None:
+    """Return the item types of a tuple or sequence type, None for any other type."""
+    if get_origin(wanted) in (tuple, Sequence):
+        return get_args(wanted)
+    return None
+
+
+def _describe(wanted: Any) -> str | None:
+    """Say in words what a type admits; None if text cannot be turned into it."""
+    if wanted in _SCALARS:
+        return _SCALARS[wanted]
+    if get_origin(wanted) is Literal:
+        return "one of " + ", ".join(map(_write, get_args(wanted)))
+    if _is_union(wanted):
+        words = [word for member in get_args(wanted) if (word := _describe(member))]
+        return " or ".join(words) if words != ["none"] else None
+    if items := _items(wanted):
+        inner = _describe(items[0])
+        return inner and f"values joined by '+', each {inner}"
+    return None
+
+
+def _convert(text: str, wanted: Any) -> Any:
+    """Read one value; a ValueError says that the text does not fit the type."""
+    if wanted is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+    if wanted is type(None):
+        if text.lower() != "none":
+            raise ValueError(text)
+        return None
+    if wanted is float:
+        number = float(text)
+        if math.isnan(number):
+            raise ValueError(text)
+        return number
+    if wanted in (int, str):
+        return wanted(text)
+    if get_origin(wanted) is Literal:
+        by_text = {_write(choice): choice for choice in get_args(wanted)}
+        if text not in by_text:
+            raise ValueError(text)
+        return by_text[text]
+    if _is_union(wanted):
+        return _convert_union(text, get_args(wanted))
+    if items := _items(wanted):
+        return _convert_items(text, items)
+    raise ValueError(text)
+
+
+def _convert_union(text: str, members: tuple[Any, ...]) -> Any:
+    """Take the first member that fits, None first and text last."""
+    for member in sorted(members, key=lambda m: (m is not type(None), m is str)):
+        try:
+            return _convert(text, member)
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def _convert_items(text: str, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Read ``a+b``, checking the length if the type fixes one."""
+    parts = [] if text.lower() == "none" else [p.strip() for p in text.split("+")]
+    if len(items) == 1 or items[-1] is Ellipsis:
+        items = (items[0],) * len(parts)
+    if len(parts) != len(items):
+        raise ValueError(text)
+    return tuple(_convert(p, item) for p, item in zip(parts, items, strict=True))

@@ -1,0 +1,225 @@
+"""Attacks of a run by name: scores on every gradient, completion at the end."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
+from flower_vfl.leakage.attacks.registry import SCORE_ATTACKS
+from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
+from flower_vfl.leakage.settings import Leakage, Membership
+from flower_vfl.objectives import OptimizerFactory
+from flower_vfl.parties.checkpoints import DirectoryStore
+from flower_vfl.parties.schedule import TEST, TRAIN
+from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.specs import build_from_spec, parse_spec
+
+from .config import RunConfig
+from .models import build_bottom
+from .parties import PartyRows, load_rows, make_passive
+
+_NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that does not go on with a parameter
+
+
+@dataclass(frozen=True)
+class Passive(ModelCompletion):
+    """Model completion by one passive party that trains as it should."""
+
+    party: int = 1
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super().__post_init__()
+        if self.seeds < 1:
+            raise ConfigError(f"seeds must be at least 1, got {self.seeds}")
+
+    def attackers(self, parties: int) -> list[int]:
+        """Return the numbers of the passive parties that attack."""
+        if not 0 <= self.party <= parties:
+            raise ConfigError(
+                f"party {self.party} cannot attack: there are {parties} passive parties"
+            )
+        return [self.party] if self.party else list(range(1, parties + 1))
+
+    def settings(self, seed: int) -> ModelCompletion:
+        """Return the attack of one repetition."""
+        own = {f.name: getattr(self, f.name) for f in fields(ModelCompletion)}
+        return replace(ModelCompletion(**own), seed=self.seed + seed)
+
+
+@dataclass(frozen=True)
+class Active(Passive):
+    """The same by a party that has trained with a malicious optimizer."""
+
+    gamma: float = 1.0
+
+
+COMPLETIONS: dict[str, Callable[..., Passive]] = {"passive": Passive, "active": Active}
+
+
+def membership(joint: bool = False) -> Membership:
+    """Return how the spectral attack looks for who holds which rows of a union."""
+    return "joint" if joint else "own"
+
+
+MEMBERSHIP: dict[str, Callable[..., Membership]] = {"membership": membership}
+
+
+def split_attacks(text: str) -> list[str]:
+    """Return the config strings of several attacks that are separated by commas."""
+    return [part.strip() for part in _NEXT.split(text) if part.strip()]
+
+
+def leakage_of(config: RunConfig) -> Leakage | None:
+    """Return what a run measures about every gradient, None if nothing."""
+    known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
+    scores: list[str] = []
+    told: Membership = ""
+    for text in split_attacks(config.attack):
+        name, _ = parse_spec(text)
+        if name in MEMBERSHIP:
+            told = build_from_spec("attack", text, MEMBERSHIP)
+        if name not in known:
+            raise unknown_name("attack", name, known)
+        if name in SCORE_ATTACKS:
+            scores.append(text)
+    leakage = Leakage(
+        attacks=tuple(scores),
+        limit=config.leak_limit or None,
+        action=config.leak_action,  # type: ignore[arg-type]  # checked there
+        window=config.leak_window,
+        every=config.leak_every,
+        coalitions=tuple(c.strip() for c in config.coalitions.split(",") if c.strip()),
+        baseline=config.leak_baseline,
+        layers=config.leak_layers,
+        membership=told,
+    )
+    idle = Leakage(window=leakage.window, every=leakage.every)
+    return None if leakage == idle else leakage
+
+
+def check_attacks(config: RunConfig) -> None:
+    """Refuse attacks that cannot work, before the training."""
+    leakage_of(config)
+    attacks = completions_of(config)
+    if not attacks:
+        return
+    kinds: dict[int, set[float | None]] = {}
+    for attack in attacks.values():
+        gamma = attack.gamma if isinstance(attack, Active) else None
+        for index in attack.attackers(config.parties):
+            kinds.setdefault(index, set()).add(gamma)
+    for index, gammas in kinds.items():
+        if len(gammas) > 1:  # it trains one way only, which decides what is measured
+            raise ConfigError(
+                f"party {index} attacks in several ways that do not go together in one "
+                "run: passive, or active with one gamma; run once for each"
+            )
+        optimizer_of(config, index)
+    _classes_of(load_rows(config, 0))
+
+
+def _classes_of(label: PartyRows) -> Tensor:
+    """Return the class of every row, or refuse a task without classes."""
+    if label.task == "regression" or label.labels is None:
+        raise ConfigError("model completion infers classes; this task is a regression")
+    return torch.tensor(label.labels.tolist(), dtype=torch.int64)
+
+
+def completions_of(config: RunConfig) -> dict[str, Passive]:
+    """Return the model-completion attacks of a run by their config strings."""
+    return {
+        text: build_from_spec("attack", text, COMPLETIONS)
+        for text in split_attacks(config.attack)
+        if parse_spec(text)[0] in COMPLETIONS
+    }
+
+
+def optimizer_of(config: RunConfig, index: int) -> OptimizerFactory:
+    """Return the optimizer of a passive party: a malicious one for an active attack."""
+    for attack in completions_of(config).values():
+        if isinstance(attack, Active) and index in attack.attackers(config.parties):
+            return _malicious(config.optimizer, attack.gamma)
+    return build_optimizer(config.optimizer)
+
+
+def _malicious(text: str, gamma: float) -> OptimizerFactory:
+    honest = build_optimizer(text)
+    kinds = {torch.optim.Adam: MaliciousAdam, torch.optim.SGD: MaliciousSGD}
+    kind = honest.func if isinstance(honest, partial) else honest
+    if kind not in kinds:
+        raise ConfigError(
+            f"there is no malicious form of the optimizer '{text}'; use adam or sgd"
+        )
+    assert isinstance(honest, partial)
+    return partial(kinds[kind], **honest.keywords, gamma=gamma)
+
+
+def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
+    """Run the model-completion attacks of a run on the modules that it saved."""
+    attacks = completions_of(config)
+    if not attacks:
+        return []
+    if config.threads:  # as for the parties: sums depend on it
+        torch.set_num_threads(config.threads)
+    label = load_rows(config, 0)
+    found = []
+    for text, attack in attacks.items():
+        for index in attack.attackers(config.parties):
+            for seed, result in _repeat(config, state_dir, attack, label, index):
+                entry = {"attack": text, "party": f"passive-{index}", "seed": seed}
+                found.append(entry | _figures(result))
+    return found
+
+
+def _repeat(
+    config: RunConfig, state_dir: Path, attack: Passive, label: PartyRows, index: int
+) -> Iterator[tuple[int, CompletionResult]]:
+    rows = load_rows(config, index)
+    party = make_passive(config, rows)
+    state = DirectoryStore(state_dir / f"passive-{index}").load("final")
+    party.model.load_state_dict(state["model"])
+    spec = rows.data.spec
+    assert spec is not None  # it is a passive party
+    truth = _classes_of(label)
+
+    def split(code: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        chosen = torch.from_numpy(rows.codes == code)
+        inputs = tuple(part[chosen] for part in rows.data.inputs)
+        return inputs, truth[chosen]
+
+    train, test = split(TRAIN), split(TEST)
+    for repetition in range(attack.seeds):
+        settings = attack.settings(repetition)
+        result = settings.run(
+            party.model.cpu(),
+            *train,
+            len(label.classes),
+            test_inputs=test[0] if len(test[1]) else None,
+            test_labels=test[1] if len(test[1]) else None,
+            fresh=lambda: build_bottom(config.bottom, spec, config.width),
+        )
+        yield settings.seed, result
+
+
+def _figures(result: CompletionResult) -> dict[str, Any]:
+    figures = {
+        "train": result.train_success,
+        "test": result.test_success,
+        "labels_only_train": result.baseline_train_success,
+        "labels_only_test": result.baseline_test_success,
+    }
+    known = {k: v for k, v in figures.items() if v is not None and not math.isnan(v)}
+    # JSON has no word for what is not a number.
+    return {"metric": result.metric, **{k: known.get(k) for k in figures}}

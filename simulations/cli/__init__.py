@@ -1,0 +1,1 @@
+"""The ``flower-vfl`` command: one file per subcommand."""

@@ -1,0 +1,231 @@
+"""``flower-vfl align`` and ``flower-vfl key``: alignment from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+
+from flower_vfl.alignment import (
+    DEFAULT_GROUP,
+    GROUPS,
+    METHODS,
+    NORMALISERS,
+    Alignment,
+    AlignmentSettings,
+    Identity,
+    encode_ids,
+)
+from flower_vfl.alignment.handshake import Handshake
+from flower_vfl.alignment.keys import key_text, write_key
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.datasets import read_party_file
+from flower_vfl.strategies.alignment import AlignmentPlan, Relay
+from flower_vfl.strategies.progress import AlignmentProgress
+
+_FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def align(
+    files: Annotated[
+        list[Path], typer.Argument(help="CSV or Parquet files, one for each party.")
+    ],
+    id_column: Annotated[
+        str,
+        typer.Option(
+            help="Column with the ids; one for each file, separated by commas, where "
+            "they differ."
+        ),
+    ] = "id",
+    method: Annotated[
+        str,
+        typer.Option(help=f"{' or '.join(METHODS)}: their union, or what all have."),
+    ] = "psu",
+    group: Annotated[
+        str, typer.Option(help=f"Group to compute in: {', '.join(GROUPS)}.")
+    ] = DEFAULT_GROUP,
+    padding: Annotated[
+        int, typer.Option(help="Dummy ids of each party, to blur sizes.")
+    ] = 0,
+    normalise: Annotated[
+        str, typer.Option(help=f"How ids are spelled: {', '.join(NORMALISERS)}.")
+    ] = "none",
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the mapping files; beside each file if not given"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was revealed as JSON.")
+    ] = False,
+) -> None:
+    """Align the ids of several files as their owners would, here in one process.
+
+    Writes a mapping file for each: its own ids and their rows among the aligned ones.
+    """
+    plan = AlignmentPlan(method, group, padding, progress=False if as_json else None)
+    if not plan:
+        raise ConfigError(f"which method? Known: {', '.join(METHODS)}")
+    sources = _by_name(files)
+    columns = _columns(id_column, len(files))
+    ids = {
+        name: read_ids(path, column)
+        for (name, path), column in zip(sources.items(), columns, strict=True)
+    }
+    started = time.perf_counter()
+    found = align_ids(ids, plan, normalise)
+    seconds = time.perf_counter() - started
+    written = {}
+    for (name, path), column in zip(sources.items(), columns, strict=True):
+        target = (out_dir or path.parent) / f"{name}.aligned.csv"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame({column: ids[name], "row": found[name].positions})
+        table[table["row"] >= 0].to_csv(target, index=False)
+        written[name] = str(target)
+    document = {
+        "method": method,
+        "group": group,
+        "padding": padding,
+        **revealed(found, plan),
+        "files": written,
+        "seconds": seconds,
+    }
+    if as_json:
+        print(json.dumps(document))
+    else:
+        _show(document)
+
+
+def key(
+    file: Annotated[Path, typer.Argument(help="New file for the private key.")],
+) -> None:
+    """Make the key pair that other parties pin before an alignment."""
+    public = key_text(write_key(file).public)
+    console = Console()
+    for line in (
+        f"private key: {file} (only you can read it; it must stay so)",
+        f"public key:  {public}",
+        "Node config of this party, with the public keys that the others sent you:",
+        f'  alignment-key="{file.resolve()}" alignment-pins="other=KEY,third=KEY"',
+        "What the others pin, under the name of this party:",
+        f"  NAME={public}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def read_ids(path: Path, column: str) -> list[str]:
+    """Return the ids of a file as text."""
+    ids = [str(each) for each in read_party_file(path, column, column).ids]
+    if all(map(_FLOAT.fullmatch, ids)):
+        raise ConfigError(
+            f"the ids in '{column}' of '{path}' are floats, which a table makes of "
+            "whole numbers when some are missing; export whole numbers or text"
+        )
+    return ids
+
+
+def align_ids(
+    ids: Mapping[str, Sequence[object]], plan: AlignmentPlan, normalise: str = "none"
+) -> dict[str, Alignment]:
+    """Return every party's alignment after a sealed handshake in this process."""
+    identities = {name: Identity() for name in ids}
+    pins = {name: identity.public for name, identity in identities.items()}
+    invitation = plan.invitation(list(ids))
+    sides = {}
+    for name, own in ids.items():
+        try:
+            messages = encode_ids(own, normalise)
+        except ConfigError as error:
+            raise ConfigError(f"'{name}': {error}") from None
+        settings = AlignmentSettings(identities[name], pins)
+        sides[name] = Handshake(name, invitation, settings, messages)
+    relay = Relay(list(ids), plan.relay_bytes)
+    counts = [len(own) + plan.padding for own in ids.values()]
+    hellos = [side.hello() for side in sides.values()]
+    with AlignmentProgress(counts, plan.method, plan.progress) as bar:
+
+        def answered(name: str) -> None:
+            side = sides[name]
+            relay.collect(name, side.give(plan.relay_bytes), side.has_more)
+            bar.done(name, side.exponentiations, relay.merged)
+
+        for name, side in sides.items():
+            side.meet(hellos)
+            answered(name)
+        while due := relay.due():
+            for name, parts in due.items():
+                sides[name].take(parts)
+                answered(name)
+    return {name: side.finish().alignment for name, side in sides.items()}
+
+
+def revealed(found: Mapping[str, Alignment], plan: AlignmentPlan) -> dict[str, Any]:
+    """Return the sizes that an alignment has revealed, and to whom."""
+    first = next(iter(found.values()))
+    counts, aligned = dict(first.counts), len(first.universe)
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    dummies = f", {plan.padding} dummies each among them" if plan.padding else ""
+    sizes = f"the number of ids of each party ({listed}{dummies})"
+    merged = f"the number of aligned rows ({aligned})"
+    which = ", but not which ids are shared"
+    if plan.method == "psi":
+        which = ", and which of its own ids all others have"
+    elif len(found) == 2 and not plan.padding:
+        shared = sum(counts.values()) - aligned
+        which = f", so that {shared} are shared, but not which"
+    carried = "of the merged list, which has shared dummies" if plan.padding else merged
+    told = {
+        "every party": f"{sizes} and {merged}{which}",
+        "a server that carries the letters": f"{sizes} and {carried}",
+    }
+    if len(found) > 2:
+        told[next(iter(found))] = (
+            "as the party that merges: how many ids each combination of parties shares"
+        )
+    return {"ids": counts, "aligned": aligned, "revealed": told}
+
+
+def _by_name(files: Sequence[Path]) -> dict[str, Path]:
+    if len(files) < 2:
+        raise ConfigError("alignment needs two or more files, one for each party")
+    sources: dict[str, Path] = {}
+    for path in files:
+        name = path.name.split(".")[0]
+        if name in sources:
+            raise ConfigError(
+                f"'{sources[name]}' and '{path}' have the same name, which stands for "
+                "the party; rename one"
+            )
+        sources[name] = path
+    return sources
+
+
+def _columns(given: str, files: int) -> list[str]:
+    columns = [name.strip() for name in given.split(",")]
+    if len(columns) == 1:
+        return columns * files
+    if len(columns) != files:
+        raise ConfigError(f"{len(columns)} id columns are given for {files} files")
+    return columns
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    console = Console()
+
+    def show(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    show(
+        f"{document['aligned']} rows aligned by {document['method']} in "
+        f"{document['seconds']:.1f} s. What each one learns:"
+    )
+    for name, what in document["revealed"].items():
+        show(f"  {name}: {what}")
+    for path in document["files"].values():
+        show(f"written: {path}")

@@ -1,0 +1,154 @@
+"""The settings of a run as options of a command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flower_vfl.alignment import GROUPS, NORMALISERS
+from flower_vfl.errors import ConfigError
+from flower_vfl.leakage.attacks import SCORE_ATTACKS
+from flower_vfl.parties.imputation import FEATURE_STAND_INS, LABEL_STAND_INS
+from flower_vfl.simulations.attacks import COMPLETIONS
+from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.config_file import LISTS, OPTIONS, use_as_defaults
+from flower_vfl.simulations.datasets import dataset_names
+from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
+from flower_vfl.simulations.models.optimizers import OPTIMIZERS
+from flower_vfl.simulations.objectives import OBJECTIVES
+from flower_vfl.simulations.presets import PRESETS, preset
+from flower_vfl.strategies import DEFENSES, TRACKERS
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_PATHS = ("data_dir", "label_party")
+_KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def takes_settings(
+    base: RunConfig | None = None, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of a run, and ``--config``.
+
+    The command is called with the settings as its first argument, ``config``; its own
+    parameters follow as typer knows them.
+    """
+    defaults = base or RunConfig()
+    chosen = [f for f in fields(RunConfig) if f.metadata["panel"]]
+    chosen = [f for f in chosen if f.name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p.replace(kind=_KEYWORD) for p in signature.parameters.values()][1:]
+        given = [_option(f, getattr(defaults, f.name)) for f in chosen]
+        presets = [] if "defense" in without else [_preset()]
+
+        @functools.wraps(command)
+        def call(**values: Any) -> None:
+            values.pop("config_file")
+            named = {f.name: values.pop(_name(f)) for f in chosen}
+            preset_name = values.pop("preset_name", "")
+            command(_settings(named, defaults, preset_name), **values)
+
+        parameters = [*given, *presets, _config_file(), *own]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
+
+
+def _name(field: Field[Any]) -> str:
+    return OPTIONS.get(field.name, field.name)
+
+
+def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+
+
+def _option(field: Field[Any], default: Any) -> inspect.Parameter:
+    """Return the parameter of a command for one setting."""
+    name, kind = _name(field), _KINDS[str(field.type)]
+    flags = [f"--{name.replace('_', '-')}"]
+    help_, panel = (
+        field.metadata["help"].format(**registered()),
+        field.metadata["panel"],
+    )
+    option = typer.Option(*flags, help=help_, rich_help_panel=panel)
+    if field.name in LISTS:
+        start = [part for part in str(default).split(",") if part] or None
+        return _parameter(name, list[str] | None, start, option)
+    return _parameter(name, kind, default, option)
+
+
+def registered() -> dict[str, str]:
+    """Return what the names in braces of a setting's help stand for."""
+    names = {
+        "datasets": dataset_names(),
+        "bottoms": BOTTOM_MODELS,
+        "tops": TOP_MODELS,
+        "objectives": OBJECTIVES,
+        "optimizers": OPTIMIZERS,
+        "defenses": DEFENSES,
+        "scores": SCORE_ATTACKS,
+        "completions": COMPLETIONS,
+        "trackers": TRACKERS,
+        "label_stand_ins": LABEL_STAND_INS,
+        "feature_stand_ins": FEATURE_STAND_INS,
+        "groups": GROUPS,
+        "normalisers": NORMALISERS,
+    }
+    return {key: ", ".join(known) for key, known in names.items()}
+
+
+def _config_file() -> inspect.Parameter:
+    option = typer.Option(
+        "--config",
+        help="TOML file with any of these settings; what the command line says comes "
+        "first.",
+        callback=use_as_defaults,
+        is_eager=True,
+        rich_help_panel=RUN,
+    )
+    return _parameter("config_file", Path | None, None, option)
+
+
+def _preset() -> inspect.Parameter:
+    option = typer.Option(
+        "--preset",
+        help="Objective and defense that belong together, instead of --objective and "
+        f"--defense: {', '.join(PRESETS)}; ladsg:substitute=false leaves a part out.",
+        rich_help_panel=DEFENSE,
+    )
+    return _parameter("preset_name", str, "", option)
+
+
+def _settings(
+    values: dict[str, Any], defaults: RunConfig, preset_name: str
+) -> RunConfig:
+    """Return the settings that the options stand for."""
+    for name in LISTS:
+        values[name] = [str(value) for value in values.get(name) or []]
+    values["passive"] = [str(Path(file).resolve()) for file in values["passive"]]
+    values["parties"] = len(values["passive"]) or values.get(
+        "parties", defaults.parties
+    )
+    for name in LISTS:
+        values[name] = ",".join(values[name])
+    for name in _PATHS:
+        if values.get(name):
+            values[name] = str(Path(values[name]).resolve())
+    if preset_name:
+        if values["defense"] or values["objective"] != defaults.objective:
+            raise ConfigError(
+                "--preset stands for --objective and --defense: give it alone"
+            )
+        values |= preset(preset_name)
+    # every command with these options is a simulation
+    return RunConfig(**{**vars(defaults), **values, "reproducible_noise": True})

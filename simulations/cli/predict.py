@@ -1,0 +1,117 @@
+"""Predictions of a saved run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from flwr.app import Context
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.parties.checkpoints import DirectoryStore
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.schedule import SPLITS
+from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.protocol.replay import node_name
+from flower_vfl.simulations.app import make_strategy
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.parties import (
+    FIT_FILE,
+    PartyRows,
+    load_rows,
+    make_label,
+    make_passive,
+    new_rows,
+    read_known,
+)
+from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
+from flower_vfl.strategies.alignment import NONE
+
+
+def predict_saved(
+    folder: Path, split: str = "test", files: list[str] | None = None
+) -> pd.DataFrame:
+    """Return the predictions of a saved run with the id of each row."""
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    config = RunConfig(**load_result(folder)["config"])
+    if config.alignment != NONE and not files:
+        raise ConfigError(
+            "the rows of a run that aligned ids are known to its parties only; give "
+            "files with new rows, the same ids in each"
+        )
+    state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
+    config = replace(
+        config,
+        state_dir=str(state_dir),
+        out=str(folder),
+        resume=False,
+        track="",
+        alignment=NONE,
+    )
+    if files and (not config.label_party or len(files) != config.parties + 1):
+        raise ConfigError(
+            "new rows are for a run on files, with one file for each of its "
+            f"{config.parties} passive parties (and one of the label party if it holds "
+            "features)"
+        )
+    loaded: dict[int, PartyRows] = {}
+
+    def rows_of(context: Context) -> PartyRows:
+        index = int(context.node_config["partition-id"])
+        if not files:
+            loaded[index] = load_rows(config, index)
+        else:
+            fit = state_dir / node_name(context) / FIT_FILE
+            source = files[index] or files[1]  # a label party without features
+            loaded[index] = new_rows(config, source, fit)
+        return loaded[index]
+
+    def passive(context: Context) -> PassiveParty:
+        return make_passive(config, rows_of(context))
+
+    def label(context: Context) -> LabelParty:
+        # The server is this process, which reads all files anyway.
+        return make_label(config, rows_of(context), trust_server=True)
+
+    for name in ("label", *(f"passive-{i + 1}" for i in range(config.parties))):
+        if "final" not in DirectoryStore(state_dir / name).tags():
+            raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
+    nodes = config.parties + 1
+    client_app = vertical_client_app(passive, label)
+    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+        strategy = make_strategy(config, progress=False)
+        strategy.connect(grid).restore("final")
+        values = strategy.predict(split)
+    return _table(values, loaded[0], split, read_known(state_dir / "label" / FIT_FILE))
+
+
+def _table(
+    values: np.ndarray, rows: PartyRows, split: str, known: dict[str, object]
+) -> pd.DataFrame:
+    ids = rows.ids[rows.codes == SPLITS[split]]
+    classes = list(known["classes"])  # type: ignore[call-overload]
+    if known["task"] == "regression":
+        return pd.DataFrame({"id": ids, "prediction": values})
+    if known["task"] == "binary":
+        chosen = np.asarray(classes)[(values > 0.5).astype(int)]
+        column = f"probability of {classes[1]}"
+        return pd.DataFrame({"id": ids, "prediction": chosen, column: values})
+    chosen = np.asarray(classes)[values.argmax(axis=1)]
+    frame = pd.DataFrame({"id": ids, "prediction": chosen})
+    for number, name in enumerate(classes):
+        frame[f"probability of {name}"] = values[:, number]
+    return frame
+
+
+def write_predictions(frame: pd.DataFrame, out: Path | None) -> None:
+    """Write predictions as CSV."""
+    if out is None:
+        frame.to_csv(sys.stdout, index=False)
+    else:
+        frame.to_csv(out, index=False)

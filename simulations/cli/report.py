@@ -1,0 +1,42 @@
+"""``flower-vfl report``: one HTML file about a study or a run."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a study, or the --out folder of a run.")
+    ],
+    pictures: Annotated[
+        bool,
+        typer.Option(
+            "--pictures", help="Write every chart as SVG and PNG too, into 'pictures'."
+        ),
+    ] = False,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open the report in the browser.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the paths as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Write report.html: tables and charts in one file that needs no network."""
+    path = write_report(folder, pictures)
+    drawn = sorted((folder / PICTURES_FOLDER).iterdir()) if pictures else []
+    if as_json:
+        print(json.dumps({"report": str(path), "pictures": [str(p) for p in drawn]}))
+    else:
+        if drawn:
+            print(f"{len(drawn)} pictures in {folder / PICTURES_FOLDER}")
+        print(path)
+    if opened:
+        webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,168 @@
+"""``flower-vfl reproduce``: a table or figure of a paper, run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.papers.experiments import Experiment
+from flower_vfl.simulations.papers.files import experiment_names, load_experiment
+from flower_vfl.simulations.papers.reproduce import (
+    KIND,
+    measured,
+    run_experiment,
+    save_results,
+    trials_of,
+)
+from flower_vfl.simulations.papers.show import (
+    as_document,
+    as_markdown,
+    results_page,
+    show_experiment,
+)
+from flower_vfl.simulations.runtime.engines import set_log
+from flower_vfl.simulations.studies.study import Study
+
+from .study_options import show_errors
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tables or figures by name, or all; see --list. Or a TOML file."
+        ),
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List what there is, with estimated times.")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="A smoke run: few rows of data, one epoch, one seed. It shows that "
+            "everything works and nothing else.",
+        ),
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="How often each row is run.", min=1)
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Runs at the same time, on Ray.", min=1)
+    ] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Folder in which each table has a folder of its own.")
+    ] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown and nothing else.")
+    ] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the page of all results that are kept with the package."
+        ),
+    ] = None,
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Folder of a finished table whose values are kept with the package "
+            "from now on; with --write.",
+        ),
+    ] = None,
+) -> None:
+    """Run a table or figure of a paper again, and print ours beside the paper's.
+
+    Finished runs are not repeated, also not those that another table has made.
+    """
+    set_log(verbose=False)
+    if listing:
+        _list(as_json)
+        return
+    if write is not None:
+        _write_page(write, source or [])
+        return
+    if not names:
+        raise ConfigError("which table? Give names, or all; --list shows them")
+    chosen = experiment_names() if names == ["all"] else names
+    experiments = [load_experiment(name, quick) for name in chosen]
+    quiet, failed, documents = as_json or markdown, False, []
+    for experiment in experiments:
+        folder = out / f"{KIND}-{experiment.name}{'-quick' if quick else ''}"
+        study = run_experiment(
+            experiment,
+            folder,
+            seeds=seeds,
+            workers=workers,
+            quick=quick,
+            bar=not quiet,
+        )
+        frame = measured(experiment, study, seeds)
+        show_errors(study)
+        failed |= bool(study.errors)
+        if as_json:
+            documents.append(as_document(experiment, frame, quick))
+        elif markdown:
+            print(as_markdown(experiment, frame, quick))
+        else:
+            show_experiment(experiment, frame, quick)
+    if as_json:
+        print(json.dumps(documents if len(documents) > 1 else documents[0]))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _list(as_json: bool) -> None:
+    entries = [_entry(load_experiment(name)) for name in experiment_names()]
+    if as_json:
+        print(json.dumps(entries))
+        return
+    table = Table()
+    for name in ("name", "what", "runs", "minutes"):
+        right = name in ("runs", "minutes")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    for entry in entries:
+        cells = (entry["title"], str(entry["runs"]), f"{entry['minutes']:g}")
+        table.add_row(entry["name"], *cells)
+    console = Console(highlight=False)
+    console.print(table)
+    total = sum(entry["minutes"] for entry in entries) / 60.0
+    console.print(
+        f"minutes are estimates for one core, {total:.1f} hours in all; runs that two "
+        "tables share are made once"
+    )
+
+
+def _entry(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "paper": experiment.about["paper"],
+        "title": experiment.about["title"],
+        "runs": len(trials_of(experiment)),
+        "minutes": experiment.minutes,
+    }
+
+
+def _write_page(path: Path, folders: list[Path]) -> None:
+    for folder in folders:
+        study = Study.load(folder)
+        if study.kind != KIND or study.extra.get("quick"):
+            raise ConfigError(
+                f"'{folder}' is a smoke run or no reproduced table; only whole ones "
+                "are kept"
+            )
+        experiment = load_experiment(study.extra["name"])
+        frame: pd.DataFrame = measured(experiment, study, study.extra.get("seeds"))
+        print(f"kept {save_results(experiment, frame)}")
+    path.write_text(results_page(), encoding="utf-8")
+    print(f"wrote {path}")

@@ -1,0 +1,83 @@
+"""``flower-vfl run``: one run, from the command line or a TOML file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.simulations.config import RUN, RunConfig
+from flower_vfl.simulations.results import PARTIES_FOLDER
+from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
+
+from .options import takes_settings
+from .show import show_result
+
+
+@takes_settings()
+def run(
+    config: RunConfig,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest checkpoint in --out.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="in-process: all parties in this process, fast. ray: as Flower "
+            "clients under 'flwr run', kept in memory by Ray actors. flower: the same "
+            "with one ordinary Flower message for each request, slow.",
+            rich_help_panel=RUN,
+        ),
+    ] = "in-process",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for result.json and the trained modules.", rich_help_panel=RUN
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the result as JSON and nothing else.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show Flower's log.", rich_help_panel=RUN),
+    ] = False,
+) -> None:
+    """Train one model over several parties and report how good it is."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if resume and out is None:
+        raise ConfigError("--resume needs the --out folder of the run to continue")
+    folder = "" if out is None else str(out.resolve())
+    config = replace(
+        config,
+        resume=resume,
+        state_dir=str(Path(folder) / PARTIES_FOLDER) if folder else "",
+        out=folder,
+        transport="plain" if engine == "flower" else "resident",
+    )
+    try:
+        document = run_and_attack(config, engine, verbose, not as_json)
+    except KeyboardInterrupt:  # typer would end without a word
+        hint = "; the same command with --resume continues it" if folder else ""
+        print(f"flower-vfl: interrupted{hint}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(document))
+    else:
+        show_result(document)

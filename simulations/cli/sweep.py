@@ -1,0 +1,132 @@
+"""``flower-vfl sweep``: every combination of some values, and what they trade."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.simulations.checks import check_trials, default_attacks
+from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.studies.grid import parse_values, sweep_trials
+from flower_vfl.simulations.studies.methods import VANILLA, parse_method
+from flower_vfl.simulations.studies.study import TABLES, run_study
+from flower_vfl.simulations.studies.tradeoff import tradeoff
+
+from .options import takes_settings
+from .study_options import (
+    AsJson,
+    Engine,
+    Gpus,
+    Out,
+    RayAddress,
+    Workers,
+    end,
+    report_of,
+    source_of,
+)
+
+
+@takes_settings(without=("defense",))
+def sweep(
+    config: RunConfig,
+    context: typer.Context,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Values to try, as in seed=0,1,2: of a setting, of a parameter of one "
+            "(defense.s=1,4) or of a method (marvell.s=1,4). Once for each; every "
+            "combination is run.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    defenses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--defense",
+            help="A defense, or what 'compare' takes for one; once for each.",
+            rich_help_panel=DEFENSE,
+        ),
+    ] = None,
+    engine: Engine = "in-process",
+    workers: Workers = 1,
+    ray_address: RayAddress = "",
+    gpus: Gpus = 0.0,
+    out: Out = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Kind of the file with all results: csv or parquet.",
+            rich_help_panel=RUN,
+        ),
+    ] = "csv",
+    as_json: AsJson = False,
+) -> None:
+    """Try every combination of some values, several at a time, and go on if killed."""
+    if format not in TABLES:
+        raise unknown_name("format", format, TABLES)
+    if not values:
+        raise ConfigError("what is to be varied? Say --set defense.s=0.1,1,4")
+    if not config.attack:
+        config = replace(config, attack=default_attacks(config))
+    varied = parse_values(values)
+    chosen = [*(defenses or []), *varied.pop("defense", [])]
+    chosen = chosen or [(context.default_map or {}).get("defense") or VANILLA]
+    methods = [parse_method(text) for text in dict.fromkeys(chosen)]
+    trials = sweep_trials(config, methods, varied, engine)
+    check_trials(trials)
+    source = source_of(config)
+    study = run_study(
+        out or Path("runs") / f"sweep-{source}",
+        "sweep",
+        f"{source}: {', '.join(['defense', *varied])}",
+        trials,
+        workers=workers,
+        ray_address=ray_address,
+        gpus=gpus,
+        bar=not as_json,
+    )
+    study.extra["tradeoff"] = tradeoff(study)
+    study.save()
+    table = study.write_table(format)
+    if not as_json and study.documents:
+        _show(study.extra["tradeoff"])
+        print(table)
+    report = report_of(study)
+    if as_json:
+        where = {"results": str(table), "report": report and str(report)}
+        print(json.dumps({"title": study.title, **study.extra["tradeoff"], **where}))
+    end(study, None if as_json else report)
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print the points of every curve, and the area under each."""
+    console = Console(highlight=False)
+    metric = found["metric"].replace("_", " ").replace("auc", "AUC")
+    points = Table()
+    for name in ("defense", "setting"):
+        points.add_column(name, overflow="fold")
+    for name in (metric, "largest leak", "privacy", "utility"):
+        points.add_column(name, justify="right")
+    areas = Table()
+    areas.add_column("defense", overflow="fold")
+    areas.add_column("area under the curve", justify="right")
+    for defense, curve in found["curves"].items():
+        areas.add_row(defense, f"{curve['area']:.3f}")
+        for point in curve["points"]:
+            setting = ", ".join(f"{n}={v}" for n, v in point["labels"].items())
+            attack = max(point["leaks"], key=point["leaks"].__getitem__)
+            leak = f"{point['leaks'][attack]:.3f} {attack}"
+            figures = [f"{point[name]:.3f}" for name in ("x", "y")]
+            points.add_row(defense, setting, f"{point['utility']:.3f}", leak, *figures)
+    console.print(points, areas)
+    console.print(
+        "privacy 1: no attack beats a coin; utility 1: no error; mean of seeds"
+    )

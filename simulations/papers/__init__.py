@@ -1,0 +1,1 @@
+"""Tables and figures of the papers: settings, published values, our results."""

@@ -1,0 +1,170 @@
+"""Runs of a paper's table, and our values in its cells."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.results import RESULT_FILE, load_result
+from flower_vfl.simulations.studies.study import RUNS_FOLDER, Study, Trial, run_study
+
+from .cell_metrics import DERIVED, READINGS, Found
+from .cells import SEED
+from .experiments import Experiment, Row
+from .files import PAPERS
+
+KIND = "reproduce"
+RESULTS = PAPERS / "results"
+RUN, SECONDS = "run", "seconds"  # beside the labels, the seed and the values
+
+
+def trials_of(experiment: Experiment, seeds: int | None = None) -> list[Trial]:
+    """Return the runs of a table; rows with the same settings share theirs."""
+    trials: dict[Any, Trial] = {}
+    for row in experiment.rows:
+        for seed in _seeds(row, seeds):
+            trial = _trial(experiment, row, seed)
+            trials.setdefault(trial.config, trial)
+    return list(trials.values())
+
+
+def _seeds(row: Row, seeds: int | None) -> range:
+    return range(0 if row.config is None else seeds or row.seeds)
+
+
+def _trial(experiment: Experiment, row: Row, seed: int) -> Trial:
+    assert row.config is not None  # a row that can be run
+    labels = dict(zip(experiment.axes, row.labels, strict=True)) | {SEED: str(seed)}
+    return Trial(labels, replace(row.config, seed=seed))
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    seeds: int | None = None,
+    workers: int = 1,
+    quick: bool = False,
+    bar: bool = True,
+) -> Study:
+    """Run what is not finished of a table.
+
+    A run that another table has made already, in a folder beside this one, is taken
+    over.
+    """
+    trials = trials_of(experiment, seeds)
+    if not trials:
+        raise ConfigError(f"'{experiment.name}' has no row that can be run here")
+    for trial in trials:
+        _take_over(trial, folder)
+    extra = {
+        "name": experiment.name,
+        "quick": quick,
+        "seeds": seeds,
+        "note": experiment.about["data"],
+        "paper": [
+            {"labels": list(labels), "figures": figures}
+            for labels, figures in experiment.figures.items()
+        ],
+        "columns": [column.name for column in experiment.shown],
+    }
+    title = f"{experiment.about['paper']}, {experiment.about['title']}"
+    title += " (smoke run)" if quick else ""
+    return run_study(folder, KIND, title, trials, workers=workers, bar=bar, extra=extra)
+
+
+def _take_over(trial: Trial, folder: Path) -> None:
+    """Copy the run of a table beside this one, if it has the same settings."""
+    own = folder / RUNS_FOLDER / trial.key
+    if (own / RESULT_FILE).is_file():
+        return
+    pattern = f"*/{RUNS_FOLDER}/*-{_hash(trial)}/{RESULT_FILE}"
+    for found in sorted(folder.parent.glob(pattern)):
+        if trial.made(load_result(found.parent)):
+            shutil.copytree(found.parent, own, dirs_exist_ok=True)
+            return
+
+
+def _hash(trial: Trial) -> str:
+    return trial.key.rpartition("-")[2]
+
+
+def measured(
+    experiment: Experiment, study: Study, seeds: int | None = None
+) -> pd.DataFrame:
+    """Return one line for each finished row and seed: labels, seed, values."""
+    known = {key.rpartition("-")[2]: key for key in study.documents}
+    lines = []
+    for row in experiment.rows:
+        for seed in _seeds(row, seeds):
+            trial = _trial(experiment, row, seed)
+            key = known.get(_hash(trial))
+            if key is None:
+                continue
+            found = Found(study.documents[key], study.run_folder(key))
+            line = {**trial.labels, SEED: seed, RUN: _hash(trial)}
+            spent = found.document["seconds"]["total"]
+            lines.append({**line, SECONDS: spent, **_read(experiment, found)})
+    names = [
+        *experiment.axes,
+        SEED,
+        RUN,
+        SECONDS,
+        *(c.name for c in experiment.columns),
+    ]
+    return pd.DataFrame(lines, columns=names)
+
+
+def _read(experiment: Experiment, found: Found) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for column in experiment.columns:
+        if column.reading in READINGS:
+            read = READINGS[column.reading]
+            values[column.name] = read(found, **column.arguments)
+    for column in experiment.columns:
+        if column.reading in DERIVED:
+            derive = DERIVED[column.reading]
+            values[column.name] = derive(values, **column.arguments)
+    return values
+
+
+def saved_results(
+    experiment: Experiment, folder: Path | None = None
+) -> pd.DataFrame | None:
+    """Return the values of a table that are kept with the package, if there are any."""
+    path = (folder or RESULTS) / f"{experiment.name}.csv"
+    if not path.is_file():
+        return None
+    texts = dict.fromkeys([*experiment.axes, RUN], str)
+    frame: pd.DataFrame = pd.read_csv(path, dtype=texts)
+    return frame
+
+
+def save_results(
+    experiment: Experiment, frame: pd.DataFrame, folder: Path | None = None
+) -> Path:
+    """Keep the values of a table, six digits each."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{experiment.name}.csv"
+    frame.to_csv(path, index=False, float_format="%.6g")
+    return path
+
+
+def outdated(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
+    """Return the rows whose settings have changed since they were run."""
+    rows = {row.labels: row for row in experiment.rows}
+    changed = {}
+    for line in frame.to_dict("records"):
+        labels = tuple(line[axis] for axis in experiment.axes)
+        row = rows.get(labels)
+        if row is None or row.config is None:
+            changed[" / ".join(labels)] = True
+        elif line[RUN] != _hash(_trial(experiment, row, int(line[SEED]))):
+            changed[row.name] = True
+    return list(changed)

@@ -1,0 +1,277 @@
+"""A reproduced table for people: in the terminal, as Markdown, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from .cells import SEED, Cell, cells_of, judge
+from .experiments import Experiment
+from .files import experiment_names, load_experiment
+from .reproduce import outdated, saved_results
+
+SMOKE = "smoke run: far too little data and training to mean anything"
+_HEAD = """# Results
+
+The tables and figures of the five papers, run again with this package. This page is
+made by `flower-vfl reproduce --write docs/results.md` from the values in
+`simulations/papers/results/`; nothing in it is written by hand. The command above a
+table repeats its runs.
+
+A cell is our value, as mean ± standard deviation over the seeds, and behind the slash
+what the paper prints. "Data" says which of our data stood in for the paper's. A
+difference is listed where our mean is further from the paper's than two standard
+deviations and than the tolerance of the table; one without a reason is called
+unexplained.
+
+What the papers say in words is checked where a number can decide it. All in all:
+"""
+_OVERVIEW = (
+    "table",
+    "run with",
+    "figures of both",
+    "alike",
+    "differ unexplained",
+    "said and held",
+    "said and missed",
+)
+
+
+def command_of(experiment: Experiment, quick: bool = False) -> str:
+    """Return the command that makes a table."""
+    own = "" if experiment.name in experiment_names() else ".toml"
+    return f"flower-vfl reproduce {experiment.name}{own}{' --quick' if quick else ''}"
+
+
+def seeds_text(experiment: Experiment, frame: pd.DataFrame) -> str:
+    """Return how many seeds were run, in words."""
+    if frame.empty:
+        return "nothing has been run"
+    counts = frame.groupby(list(experiment.axes), sort=False)[SEED].nunique()
+    low, high = int(counts.min()), int(counts.max())
+    seeds = f"{low} to {high} seeds" if low < high else f"{low} seeds"
+    seeds = "1 seed" if high == 1 else seeds
+    runnable = sum(row.config is not None for row in experiment.rows)
+    return f"{seeds}; {len(counts)} of {runnable} rows"
+
+
+def differences_of(
+    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
+) -> dict[str, list[str]]:
+    """Return the cells that differ from the paper's, by the reason that is known."""
+    found: dict[str, list[str]] = {}
+    for row in experiment.rows:
+        for cell in cells[row.labels]:
+            if cell.differs(experiment.tolerance):
+                reason = experiment.reason(row, cell.column.name)
+                text = f"{row.name}, {cell.column.name}"
+                found.setdefault(reason, []).append(text)
+    return found
+
+
+def show_experiment(
+    experiment: Experiment, frame: pd.DataFrame, quick: bool = False
+) -> None:
+    """Print a table."""
+    console, about = Console(highlight=False), experiment.about
+    cells = cells_of(experiment, frame)
+    mark = f" ({SMOKE})" if quick else ""
+    console.print(f"{about['paper']}, {about['title']}{mark}", markup=False)
+    table = Table()
+    for axis in experiment.axes:
+        table.add_column(axis, overflow="fold")
+    for column in experiment.shown:
+        table.add_column(column.name, justify="right", overflow="fold")
+    for row in experiment.rows:
+        shown = [_two_lines(cell, row.missing) for cell in cells[row.labels]]
+        table.add_row(*row.labels, *shown)
+    console.print(table)
+    console.print("first line: ours; second line: the paper's", style="dim")
+    for line in _notes(experiment, cells, frame, quick):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _two_lines(cell: Cell, missing: str) -> str:
+    ours = cell.text or ("no data" if missing else "-")
+    paper = cell.paper.replace("±", " ±").replace("  ", " ")  # where a line may end
+    return f"{ours}\n[dim]{paper or '-'}[/dim]"
+
+
+def _notes(
+    experiment: Experiment,
+    cells: Mapping[tuple[str, ...], list[Cell]],
+    frame: pd.DataFrame,
+    quick: bool,
+) -> Iterator[str]:
+    """Yield what is to be known about a table, line by line."""
+    yield f"Data: {experiment.about['data']}"
+    yield f"Scaled down: {experiment.about['scaled']}"
+    for line in missing_of(experiment):
+        yield f"Not run: {line}"
+    yield f"Seeds: {seeds_text(experiment, frame)}"
+    if not quick:
+        for claim in claims_of(experiment, cells):
+            yield f"The paper: {claim}"
+        for reason, where in differences_of(experiment, cells).items():
+            yield f"Differs ({reason or 'unexplained'}): {'; '.join(where)}"
+    yield f"Command: {command_of(experiment, quick)}"
+
+
+def missing_of(experiment: Experiment) -> list[str]:
+    """Return which rows cannot be run here, by reason."""
+    reasons: dict[str, set[str]] = {}
+    for row in experiment.rows:
+        if row.missing:
+            reasons.setdefault(row.missing, set()).add(row.labels[0])
+    return [f"{', '.join(sorted(names))}: {r}" for r, names in reasons.items()]
+
+
+def claims_of(
+    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
+) -> list[str]:
+    """Return what the paper says in words, and what we found."""
+    lines = []
+    for claim in experiment.claims:
+        found = judge(claim, experiment, cells)
+        ours = "" if found.value is None else f" Ours: {found.value:.3f}"
+        if found.beside:
+            ours += f" beside {' and '.join(f'{other:.3f}' for other in found.beside)}"
+        if found.held is not None:
+            ours += " (held)." if found.held else " (missed)."
+        elif ours:
+            ours += "."
+        lines.append(f"{claim.text}{ours}")
+    return lines
+
+
+def as_document(
+    experiment: Experiment, frame: pd.DataFrame, quick: bool = False
+) -> dict[str, Any]:
+    """Return a table as a JSON document."""
+    cells = cells_of(experiment, frame)
+    rows = [
+        {
+            **dict(zip(experiment.axes, row.labels, strict=True)),
+            "missing": row.missing,
+            "cells": {
+                cell.column.name: {
+                    "value": cell.value,
+                    "deviation": cell.deviation,
+                    "seeds": list(cell.values),
+                    "paper": cell.paper,
+                }
+                for cell in cells[row.labels]
+            },
+        }
+        for row in experiment.rows
+    ]
+    return {
+        "name": experiment.name,
+        **experiment.about,
+        "smoke_run": quick,
+        "command": command_of(experiment, quick),
+        "rows": rows,
+        "claims": claims_of(experiment, cells),
+        "differences": [
+            {"reason": reason, "cells": where}
+            for reason, where in differences_of(experiment, cells).items()
+        ],
+    }
+
+
+def as_markdown(
+    experiment: Experiment, frame: pd.DataFrame, quick: bool = False
+) -> str:
+    """Return a table as Markdown."""
+    about, cells = experiment.about, cells_of(experiment, frame)
+    lines = [f"### {about['paper']}, {about['title']}", "", about["shows"], ""]
+    lines += [f"**{SMOKE.capitalize()}.**", ""] if quick else []
+    lines += ["```sh", command_of(experiment, quick), "```", ""]
+    if frame.empty:
+        return "\n".join([*lines, "Not run yet.", ""])
+    head = [*experiment.axes, *(column.name for column in experiment.shown)]
+    lines += [_line(head), "|---" * len(head) + "|"]
+    for row in experiment.rows:
+        shown = [_one_line(cell, row.missing) for cell in cells[row.labels]]
+        lines.append(_line([*row.labels, *shown]))
+    lines += ["", f"{seeds_text(experiment, frame)}.", ""]
+    lines += [f"- Data: {about['data']}", f"- Scaled down: {about['scaled']}"]
+    lines += [f"- Not run: {line}" for line in missing_of(experiment)]
+    if not quick:
+        lines += [f"- The paper: {claim}" for claim in claims_of(experiment, cells)]
+        lines += _explained(experiment, cells)
+    changed = [] if quick else outdated(experiment, frame)
+    if changed:
+        lines.append(
+            "- **Settings have changed since these rows were run**: "
+            + "; ".join(changed)
+        )
+    return "\n".join([*lines, ""])
+
+
+def _explained(
+    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
+) -> list[str]:
+    lines = []
+    for reason, where in differences_of(experiment, cells).items():
+        listed = "; ".join(where)
+        lines.append(
+            f"- Differs: {listed}. {reason}"
+            if reason
+            else f"- Differs, **unexplained**: {listed}."
+        )
+    return lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _one_line(cell: Cell, missing: str) -> str:
+    ours = cell.text or ("no data" if missing else "")
+    return f"{ours} / {cell.paper}" if cell.paper else ours
+
+
+def results_page() -> str:
+    """Return the page of all results that are kept with the package."""
+    parts: list[str] = []
+    counted = [_line(_OVERVIEW), "|---" * len(_OVERVIEW) + "|"]
+    paper = ""
+    for name in experiment_names():
+        experiment = load_experiment(name)
+        if experiment.about["paper"] != paper:
+            paper = experiment.about["paper"]
+            parts.append(f"## {paper}\n")
+        frame = saved_results(experiment)
+        frame = _nothing() if frame is None else frame
+        counted.append(_counted(experiment, frame))
+        parts.append(as_markdown(experiment, frame))
+    return "\n".join([_HEAD, *counted, "", *parts])
+
+
+def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
+    """Return a table's line of the overview."""
+    title = f"{experiment.about['paper']}, {experiment.about['title']}"
+    if frame.empty:
+        return _line([title, "not run yet", *[""] * (len(_OVERVIEW) - 2)])
+    cells = cells_of(experiment, frame)
+    both = [c for row in cells.values() for c in row if c.paper and c.values]
+    differing = differences_of(experiment, cells)
+    unexplained = len(differing.pop("", []))
+    judged = [judge(claim, experiment, cells).held for claim in experiment.claims]
+    counts = (
+        len(both),
+        len(both) - unexplained - sum(map(len, differing.values())),
+        unexplained,
+        judged.count(True),
+        judged.count(False),
+    )
+    return _line([title, seeds_text(experiment, frame), *map(str, counts)])
+
+
+def _nothing() -> pd.DataFrame:
+    return pd.DataFrame({SEED: []})

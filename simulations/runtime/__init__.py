@@ -1,0 +1,1 @@
+"""Where a run executes: in this process, or under ``flwr run``."""

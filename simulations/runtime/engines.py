@@ -1,0 +1,102 @@
+"""What a run runs on: this process, or Flower's runtimes."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.simulations.app import client_app, train
+from flower_vfl.simulations.attacks import (
+    check_attacks,
+    complete_models,
+    completions_of,
+)
+from flower_vfl.simulations.capture import CapturingGrid, check_capture
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import PARTIES_FOLDER, load_result, save_result
+
+from .memory import MemoryWatch
+
+
+def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
+    """Run in this process and return the result document."""
+    set_log(verbose)
+    nodes = config.parties + 1
+    progress = None if bar else False
+    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+        if not config.capture:
+            return train(grid, config, "in-process", progress)
+        capturing = CapturingGrid(grid)
+        return train(capturing, config, "in-process", progress, capturing.save)
+
+
+def set_log(verbose: bool) -> None:
+    """Keep Flower's log back: what matters of an error is printed at the end."""
+    level = logging.INFO if verbose else logging.CRITICAL
+    logging.getLogger("flwr").setLevel(level)
+
+
+def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
+    """Run as Flower clients under ``flwr run`` and return the result document."""
+    from .flower_engine import run_app
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    status = console.status("starting Flower and Ray, which takes about 15 s")
+
+    def show(line: str) -> None:
+        if verbose:
+            console.print(line, soft_wrap=True)
+        elif "epoch" in line:
+            status.update(line.partition(":")[2].strip())
+
+    with tempfile.TemporaryDirectory() as temporary:
+        placed = config if config.out else replace(config, out=temporary)
+        with status if bar and console.is_terminal else nullcontext():
+            run_app(
+                Path(__file__).parents[1] / "label_leakage",
+                run_config=placed.to_run_config(),
+                nodes=config.parties + 1,
+                on_line=show,
+            )
+        return load_result(Path(placed.out))
+
+
+ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
+    "in-process": run_in_process,
+    "ray": run_on_flower,
+    "flower": run_on_flower,
+}
+
+
+def run_and_attack(
+    config: RunConfig, engine: str, verbose: bool = False, bar: bool = False
+) -> dict[str, Any]:
+    """Run, then have the trained parties complete their models where that is asked for."""
+    check_capture(config, engine)
+    check_attacks(config)  # what is wrong with an attack is said before the training
+    completing = bool(completions_of(config))
+    temporary = completing and not config.out
+    with tempfile.TemporaryDirectory() if temporary else nullcontext("") as folder:
+        placed = config
+        if temporary:
+            state_dir = str(Path(folder) / PARTIES_FOLDER)
+            placed = replace(config, out=folder, state_dir=state_dir)
+        with MemoryWatch() if config.watch_memory else nullcontext() as memory:
+            document = ENGINES[engine](placed, verbose, bar)
+        if memory is not None:
+            document["memory"] = {"peak": memory.peak}
+        if completing:
+            found = complete_models(placed, Path(placed.state_dir))
+            document["completion"] = found
+        if config.out and (completing or memory is not None):
+            save_result(document, Path(config.out))
+    document["config"] |= {"out": config.out, "state_dir": config.state_dir}
+    return document

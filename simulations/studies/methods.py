@@ -1,0 +1,180 @@
+"""What a study compares: a defense, an objective, a preset, or several together.
+
+``marvell:s=4`` is a defense. ``objective=gafm:delta=0.05`` is an objective without a
+defense. ``preset=ladsg`` is a preset. Parts that belong together are joined by a plus
+sign with spaces around it: ``objective=gafm + marvell:s=4``. A part may also be any
+other setting of a run: ``objective=gafm + width=1``. ``none`` is vanilla split
+learning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.leakage.attacks import SCORE_ATTACKS
+from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.config_file import OPTIONS
+from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
+from flower_vfl.simulations.models.optimizers import OPTIMIZERS
+from flower_vfl.simulations.objectives import OBJECTIVES
+from flower_vfl.simulations.presets import PRESETS, preset
+from flower_vfl.specs import parse_spec
+from flower_vfl.strategies import DEFENSES
+from flower_vfl.strategies.defenses.registry import SHORT_NAMES
+
+VANILLA = "none"
+_FIELDS = {f.name: str(f.type) for f in fields(RunConfig) if f.metadata["panel"]}
+_FIELDS |= {option: _FIELDS[name] for name, option in OPTIONS.items()}
+_PRESET = "preset"
+# Settings whose text is a name with parameters, or several of them.
+SPECS = ("defense", "objective", _PRESET, "attack", "optimizer", "bottom", "top")
+_BETWEEN = re.compile(r"(\s*[|;]\s*|\s*@\s*\d+\s+)")  # the parts of a defense
+_PARTY = re.compile(r"([^:=@|]+=)(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Settings that are compared with others, as texts."""
+
+    text: str
+    settings: Mapping[str, str]
+
+    def over(self, config: RunConfig, more: Mapping[str, str]) -> RunConfig:
+        """Return a run's settings with this method, and with values for a few more."""
+        base = {name: str(getattr(config, name)) for name in SPECS if name != _PRESET}
+        texts = {**base, **self.settings}
+        for name, value in more.items():
+            if "." in name:
+                _set_parameter(texts, name, value)
+            else:
+                texts[setting_name(name)] = value
+        chosen = preset(texts.pop(_PRESET)) if _PRESET in texts else {}
+        texts = {n: t for n, t in texts.items() if n not in base or t != base[n]}
+        texts |= chosen
+        if texts.get("defense") == VANILLA:
+            texts["defense"] = ""
+        return replace(config, **{n: typed(n, text) for n, text in texts.items()})
+
+    def takes(self, config: RunConfig, name: str) -> bool:
+        """Return whether a value for some name means anything for this method."""
+        if "." not in name:
+            return True
+        where = name.partition(".")[0]
+        setting = _canonical(where.replace("-", "_"))
+        for field in SPECS:
+            text = self.settings.get(field, getattr(config, field, ""))
+            names = [full_name(n) for n in _names(field, text) if n != VANILLA]
+            if full_name(where) in names or (names and field == setting):
+                return True
+        return False
+
+
+def parse_method(text: str) -> Method:
+    """Return the method that a text names."""
+    settings: dict[str, str] = {}
+    for part in re.split(r"\s\+\s", text.strip()):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        if not (equals and (name in _FIELDS or name == _PRESET)):
+            name, value = "defense", part.strip()
+        name = _canonical(name)
+        if not value:
+            raise ConfigError(f"'{text}': '{part}' has no value")
+        if name in settings:
+            raise ConfigError(f"'{text}' gives the {name} twice")
+        settings[name] = value
+    if _PRESET in settings and {"defense", "objective"} & set(settings):
+        raise ConfigError(
+            f"'{text}': a preset stands for an objective and a defense: give it alone"
+        )
+    return Method(text.strip(), settings)
+
+
+def setting_name(name: str) -> str:
+    """Return the name of a setting as `RunConfig` has it, or refuse an unknown one."""
+    plain = name.replace("-", "_")
+    if plain not in _FIELDS:
+        raise unknown_name("setting", name, _FIELDS)
+    return _canonical(plain)
+
+
+def _canonical(name: str) -> str:
+    by_option = {option: field for field, option in OPTIONS.items()}
+    return by_option.get(name, name)
+
+
+def typed(name: str, text: str) -> Any:
+    """Return the value of a setting that is given as a text."""
+    kind = _FIELDS[name]
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return {"str": str, "int": int, "float": float}[kind](text)
+    except (KeyError, ValueError):
+        words = {"bool": "true or false", "int": "an integer", "float": "a number"}
+        raise ConfigError(f"{name} must be {words[kind]}, got '{text}'") from None
+
+
+def full_name(name: str) -> str:
+    """Return the full name of a defense that is given by a short one."""
+    return SHORT_NAMES.get(name, name)
+
+
+def known_methods() -> list[str]:
+    """Return the names of everything that has parameters."""
+    registries: list[Iterable[str]] = [DEFENSES, OBJECTIVES, PRESETS, SCORE_ATTACKS]
+    registries += [COMPLETIONS, OPTIMIZERS, BOTTOM_MODELS, TOP_MODELS]
+    return list(dict.fromkeys(name for known in registries for name in known))
+
+
+def _pieces(setting: str, text: str) -> list[str]:
+    """Cut a text into specs, at even places, and what is between them."""
+    if not text.strip():
+        return []
+    if setting == "defense":
+        pieces = []
+        for number, piece in enumerate(_BETWEEN.split(text)):
+            party = None if number % 2 else _PARTY.match(piece)
+            pieces += [piece] if party is None else ["", party[1], party[2]]
+        return pieces
+    if setting == "attack":
+        parts = split_attacks(text)
+        return [p for part in parts for p in (part, ",")][:-1]
+    return [text]
+
+
+def _names(setting: str, text: str) -> Iterator[str]:
+    for spec in filter(str.strip, _pieces(setting, text)[::2]):
+        yield parse_spec(spec.strip())[0]
+
+
+def _set_parameter(texts: dict[str, str], name: str, value: str) -> None:
+    """Give a parameter a value, in the text of a setting or wherever a method is."""
+    where, _, parameter = name.partition(".")
+    setting = _canonical(where.replace("-", "_"))
+    found = 0
+    for field in [setting] if setting in SPECS else SPECS:
+        pieces = _pieces(field, texts.get(field, ""))
+        for index in range(0, len(pieces), 2):
+            if not pieces[index].strip():
+                continue
+            method, parameters = parse_spec(pieces[index].strip())
+            if setting in SPECS or full_name(method) == full_name(where):
+                parameters[parameter] = value
+                written = ",".join(f"{k}={v}" for k, v in parameters.items())
+                pieces[index] = f"{method}:{written}"
+                found += 1
+        if pieces:
+            texts[field] = "".join(pieces)
+    if found != 1:
+        known = sorted({n for s in SPECS for n in _names(s, texts.get(s, ""))})
+        problem = "stands for several methods" if found else "stands for no method"
+        raise ConfigError(
+            f"'{name}' {problem}; write <method>.{parameter} with one of "
+            f"{', '.join(known)}"
+        )

@@ -1,0 +1,333 @@
+"""A study: a folder of runs that differ in a few settings, and a table of them all.
+
+The folder holds ``study.json`` (what was to be run), ``runs/<key>/result.json`` (what
+each run found) and ``results.csv`` (one row for each finished run). A result is written
+whole or not at all, and a run that has one is not repeated: a study that was killed
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import FORMAT, RESULT_FILE, save_result
+from flower_vfl.simulations.runtime.engines import ENGINES
+
+from .run_metrics import measures_of
+from .trials import Files, Outcome, outcomes
+
+STUDY_FILE, RUNS_FOLDER = "study.json", "runs"
+TABLES = {"csv": "results.csv", "parquet": "results.parquet"}
+# Settings that say where and how a run is kept and reached, not what it finds.
+_ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence"}
+_ELSEWHERE |= {"address", "advertise", "certificate", "private_key"}
+_ELSEWHERE |= {"root_certificate", "insecure"}
+_ELSEWHERE |= {"transport"}  # follows from the engine
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study.
+
+    Parameters
+    ----------
+    labels : Mapping[str, str]
+        What differs between the trials, in the order of the table's columns.
+    config : RunConfig
+        The settings; ``out``, ``state_dir`` and ``resume`` do not count.
+    engine : str (default: "in-process")
+        What it runs on.
+    """
+
+    labels: Mapping[str, str]
+    config: RunConfig
+    engine: str = "in-process"
+
+    @property
+    def key(self) -> str:
+        """Name of the run's folder: readable, and another one for other settings."""
+        # Only what is not the default, so that a new setting leaves old keys alone.
+        decisive = {
+            f.name: getattr(self.config, f.name)
+            for f in fields(RunConfig)
+            if f.name not in _ELSEWHERE and getattr(self.config, f.name) != f.default
+        }
+        text = json.dumps([self.engine, decisive], sort_keys=True)
+        words = "-".join(f"{name}-{value}" for name, value in self.labels.items())
+        slug = re.sub(r"[^\w.]+", "-", words).strip("-.")[:60].strip("-.")
+        return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def made(self, document: Mapping[str, Any]) -> bool:
+        """Return whether a result is that of this trial."""
+        known = {**asdict(RunConfig()), **document.get("config", {})}
+        own = asdict(self.config)
+        same = all(known[name] == own[name] for name in own.keys() - _ELSEWHERE)
+        kind = document.get("format"), document.get("engine")
+        return same and kind == (FORMAT, self.engine)
+
+
+@dataclass
+class Study:
+    """The runs of a folder."""
+
+    folder: Path
+    kind: str
+    title: str
+    extra: dict[str, Any] = field(default_factory=dict)
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> Study:
+        """Read a study, with what is finished of it."""
+        known = _read_json(folder / STUDY_FILE)
+        if known is None:
+            raise ConfigError(
+                f"'{folder}' has no {STUDY_FILE}; give the --out folder of a study"
+            )
+        if known.get("format") != FORMAT:
+            raise ConfigError(
+                f"'{folder / STUDY_FILE}' is of format {known.get('format')}, this "
+                f"version reads {FORMAT}; use the version that wrote it"
+            )
+        study = cls(folder, known["kind"], known["title"], known["extra"])
+        study.trials, study.errors = known["trials"], known.get("errors", {})
+        for trial in study.trials:
+            document = _read_json(study.run_folder(trial["key"]) / RESULT_FILE)
+            if document is not None:
+                study.documents[trial["key"]] = document
+        return study
+
+    @property
+    def varied(self) -> list[str]:
+        """Names of the labels."""
+        return list(dict.fromkeys(name for t in self.trials for name in t["labels"]))
+
+    def run_folder(self, key: str) -> Path:
+        """Return the folder of one run."""
+        return self.folder / RUNS_FOLDER / key
+
+    def save(self) -> None:
+        """Write ``study.json``, whole or not at all."""
+        known = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "title": self.title,
+            "varied": self.varied,
+            "trials": self.trials,
+            "errors": self.errors,
+            "extra": self.extra,
+        }
+        _write_whole(self.folder / STUDY_FILE, json.dumps(known, indent=2).encode())
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row for each finished trial.
+
+        Columns are the key, the labels, the settings that differ beyond them, and what
+        :func:`flower_vfl.simulations.studies.run_metrics.measures_of` gives.
+        """
+        finished = [t for t in self.trials if t["key"] in self.documents]
+        configs = [self.documents[t["key"]]["config"] for t in finished]
+        differing = _differing(configs, {*_ELSEWHERE, *self.varied})
+        rows = []
+        for trial, config in zip(finished, configs, strict=True):
+            settings = {name: config.get(name) for name in differing}
+            document = self.documents[trial["key"]]
+            start = {"key": trial["key"], **trial["labels"], **settings}
+            rows.append(start | {"engine": document["engine"]} | measures_of(document))
+        frame = pd.DataFrame(rows)
+        for name in self.varied:
+            if name in frame:
+                frame[name] = _numbers(frame[name])
+        return frame
+
+    def write_table(self, format: str = "csv") -> Path:
+        """Write the frame beside ``study.json`` and return its path."""
+        if format not in TABLES:
+            raise unknown_name("format", format, TABLES)
+        path = self.folder / TABLES[format]
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        if format == "csv":
+            self.frame().to_csv(part, index=False)
+        else:
+            self.frame().to_parquet(part, index=False)
+        part.replace(path)
+        return path
+
+
+def run_study(
+    folder: Path,
+    kind: str,
+    title: str,
+    trials: Sequence[Trial],
+    *,
+    workers: int = 1,
+    ray_address: str = "",
+    gpus: float = 0.0,
+    bar: bool = True,
+    extra: Mapping[str, Any] | None = None,
+) -> Study:
+    """Run what is not finished yet of a study, and return all of it.
+
+    The error of one trial does not end the others; it is kept in `Study.errors`, and
+    the trial is tried again the next time.
+    """
+    _check(trials, workers, workers > 1 or bool(ray_address), gpus)
+    unique = {trial.key: trial for trial in trials}
+    study = _begin(folder, kind, title, unique, dict(extra or {}))
+    waiting = {k: t for k, t in unique.items() if k not in study.documents}
+    try:
+        with _progress(title, len(unique), len(study.documents), bar) as finished:
+            for key, outcome in outcomes(waiting, workers, ray_address, gpus):
+                _keep(study, key, outcome, workers)
+                finished(unique[key])
+    finally:  # also after Ctrl-C
+        study.save()
+        study.write_table()
+    return study
+
+
+def _check(trials: Sequence[Trial], workers: int, on_ray: bool, gpus: float) -> None:
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    if gpus < 0 or (gpus and not on_ray):
+        raise ConfigError(
+            f"gpus is the share of each run on Ray, got {gpus:g}; give --workers or "
+            "--ray-address too"
+        )
+    if not trials:
+        raise ConfigError("a study needs at least one run")
+    for trial in trials:
+        if trial.engine not in ENGINES:
+            raise unknown_name("engine", trial.engine, ENGINES)
+        if trial.engine != "in-process" and on_ray:
+            raise ConfigError(
+                f"the engine '{trial.engine}' starts Ray itself; use --workers 1"
+            )
+
+
+def _begin(
+    folder: Path,
+    kind: str,
+    title: str,
+    trials: Mapping[str, Trial],
+    extra: dict[str, Any],
+) -> Study:
+    """Write down what is to be run, and find what is finished already."""
+    before = _read_json(folder / STUDY_FILE)
+    if before is not None and before.get("kind") != kind:
+        raise ConfigError(
+            f"'{folder}' holds a study of another kind, {before.get('kind')}; choose "
+            "another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    study = Study(folder, kind, title, extra)
+    study.trials = [{"key": k, "labels": dict(t.labels)} for k, t in trials.items()]
+    for key, trial in trials.items():
+        document = _read_json(study.run_folder(key) / RESULT_FILE)
+        if document is not None and trial.made(document):
+            study.documents[key] = document
+    study.save()
+    return study
+
+
+def _keep(study: Study, key: str, outcome: Outcome, workers: int) -> None:
+    """Write what a run left behind; its result last, which makes it a finished one."""
+    if isinstance(outcome, Exception):
+        study.errors[key] = _described(outcome)
+        return
+    document, files = outcome
+    document["workers"] = workers
+    document["config"] |= {"out": "", "state_dir": ""}  # the folder may be moved
+    _write_files(study.run_folder(key), files)
+    save_result(document, study.run_folder(key))
+    study.documents[key] = document
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    if isinstance(error, PartyError):
+        where = {"party": error.party, "step": error.step, "remedy": error.remedy}
+        return {"error": str(error), **where}
+    name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return {"error": f"{name}{error}"}
+
+
+def _write_files(folder: Path, files: Files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, content)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return what a file holds; None if it is not there or not whole."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _differing(configs: Sequence[Mapping[str, Any]], but: set[str]) -> list[str]:
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [
+        name
+        for name in names
+        if name not in but and len({str(c.get(name)) for c in configs}) > 1
+    ]
+
+
+def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return a column of numbers as such, any other as it is."""
+    try:
+        return pd.to_numeric(column)
+    except (ValueError, TypeError):
+        return column
+
+
+@contextmanager
+def _progress(title: str, total: int, done: int, bar: bool) -> Iterator[Any]:
+    """Show how many of the runs are finished, and which was the last."""
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    shown = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+        console=console,
+        disable=not (bar and console.is_terminal),
+    )
+    with shown:
+        task = shown.add_task(title, total=total, completed=done, last="")
+
+        def finished(trial: Trial) -> None:
+            shown.update(task, advance=1, last=", ".join(trial.labels.values()))
+
+        yield finished

@@ -1,0 +1,154 @@
+"""The runs of a study, one after the other here or several at a time on Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.plugins import load_plugins, plugin_names
+from flower_vfl.simulations.results import PARTIES_FOLDER, RESULT_FILE
+from flower_vfl.simulations.runtime.engines import run_and_attack
+
+Files = dict[str, bytes]  # what a run left in its folder beside its result
+Outcome = tuple[dict[str, Any], Files] | Exception
+_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+# A run without a share of a GPU sees the same devices as one that is not on Ray.
+_QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class Runnable(Protocol):
+    """What is run: settings, and an engine by name."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+
+
+def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
+    """Run once; return the result document and the files beside it."""
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-") as folder:
+        placed = replace(
+            config,
+            out=folder,
+            state_dir=str(Path(folder) / PARTIES_FOLDER),
+            resume=False,
+            transport="plain" if engine == "flower" else "resident",
+        )
+        try:
+            document = run_and_attack(placed, engine)
+        finally:
+            torch.set_num_threads(threads)
+        files = {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(Path(folder).rglob("*"))
+            if path.is_file() and _is_kept(path.relative_to(folder))
+        }
+    return document, files
+
+
+def _is_kept(path: Path) -> bool:
+    return path.parts[0] not in (PARTIES_FOLDER, RESULT_FILE)
+
+
+def outcomes(
+    trials: Mapping[str, Runnable],
+    workers: int,
+    ray_address: str,
+    gpus: float,
+) -> Iterator[tuple[str, Outcome]]:
+    """Run trials; yield the key of each and what it found, as soon as it ends."""
+    if not trials:
+        return
+    if workers > 1 or ray_address:
+        threads = max(trial.config.threads for trial in trials.values())
+        with _ray(ray_address, workers * max(1, threads)) as ray:
+            yield from _on_ray(ray, trials, workers, gpus)
+        return
+    for key, trial in trials.items():
+        outcome: Outcome
+        try:
+            outcome = run_trial(trial.config, trial.engine)
+        except Exception as error:  # a user's own method can raise anything
+            outcome = error
+        yield key, outcome
+
+
+def _on_ray(
+    ray: Any, trials: Mapping[str, Runnable], workers: int, gpus: float
+) -> Iterator[tuple[str, Outcome]]:
+    """Keep `workers` tasks going until every trial has ended."""
+    # A new process for each run would take longer to start than a small run takes.
+    # Ray starts one all the same where runs have GPUs, whose memory it frees so.
+    task = ray.remote(max_retries=0, num_gpus=gpus)(_in_worker)
+    waiting = list(trials.items())[::-1]
+    running: dict[Any, str] = {}
+    while waiting or running:
+        while waiting and len(running) < workers:
+            key, trial = waiting.pop()
+            sized = task.options(num_cpus=max(1, trial.config.threads))
+            reference = sized.remote(trial.config, trial.engine, plugin_names())
+            running[reference] = key
+        (ended, *_), _ = ray.wait(list(running), num_returns=1)
+        key = running.pop(ended)
+        outcome: Outcome
+        try:
+            outcome = ray.get(ended)
+        except ray.exceptions.RayTaskError as error:
+            outcome = error.cause if isinstance(error.cause, Exception) else error
+        except ray.exceptions.RayError as error:  # its process died
+            outcome = error
+        yield key, outcome
+
+
+def _in_worker(
+    config: RunConfig, engine: str, plugins: list[str]
+) -> tuple[dict[str, Any], Files]:
+    _be_quiet()
+    load_plugins(plugins)
+    return run_trial(config, engine)
+
+
+def _be_quiet() -> None:
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def _ray(address: str, cpus: int) -> Iterator[Any]:
+    """Give Ray; stop it, or leave the cluster, only if it was not there before."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "several workers need Ray: pip install 'flower-vfl[sim]'"
+        ) from error
+    if ray.is_initialized():
+        yield ray
+        return
+    _be_quiet()
+    ray.init(
+        address=address or "local",
+        include_dashboard=None if address else False,
+        num_cpus=None if address else cpus,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

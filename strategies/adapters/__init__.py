@@ -1,0 +1,1 @@
+"""Gradient transforms in Flower apps that others wrote."""

@@ -1,0 +1,1 @@
+"""Gradient transforms, one file each, and how they are named and combined."""

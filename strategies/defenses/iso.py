@@ -1,0 +1,41 @@
+"""Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
+
+The isotropic Gaussian baseline. https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flower_vfl.transform import Batch
+
+from .base import StrongDefense, normal, require, row_norms
+
+
+def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
+    """Add N(0, t/d · max‖g‖² · I) to every row."""
+    limit = torch.finfo(rows.dtype).max / 16  # no number drawn is that large
+    largest = min(float(row_norms(rows).max()), limit)
+    scale = min(math.sqrt(t / rows.shape[1]) * largest, limit)
+    return normal(rows, generator).mul_(scale).add_(rows)
+
+
+class Iso(StrongDefense):
+    """Isotropic Gaussian noise, relative to the largest row of the batch.
+
+    Parameters
+    ----------
+    t : float (default: 1.0)
+        Ratio of the noise's expected squared norm to the largest row's.
+    """
+
+    def __init__(self, t: float = 1.0) -> None:
+        require(0.0 <= t < math.inf, "t", "a number from 0", t)
+        self.t = t
+
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the rows with noise."""
+        return iso(rows, self.t * self.raised, batch.generator())

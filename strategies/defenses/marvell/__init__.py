@@ -1,0 +1,1 @@
+"""Marvell: noise with the covariance that hides the labels best."""

@@ -1,0 +1,295 @@
+"""Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
+
+The noise of Marvell as an optimisation problem, free of tensors: the four variables of
+Theorem 2, and the least power that keeps a bound. https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flower_vfl.errors import ConfigError
+
+_EPSILON = sys.float_info.epsilon
+_LARGEST = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class MarvellSolution:
+    """Variances of the noise of both classes and what they achieve.
+
+    Parameters
+    ----------
+    lambda1_neg, lambda2_neg : float
+        Variance for the negative class along the line through both class means, and in
+        every direction at right angles to it.
+    lambda1_pos, lambda2_pos : float
+        The same for the positive class.
+    sum_kl : float
+        Sum of both Kullback-Leibler divergences between the classes with this noise.
+    """
+
+    lambda1_neg: float
+    lambda2_neg: float
+    lambda1_pos: float
+    lambda2_pos: float
+    sum_kl: float
+
+    def swapped(self) -> MarvellSolution:
+        """Return the solution for exchanged classes."""
+        return MarvellSolution(
+            self.lambda1_pos,
+            self.lambda2_pos,
+            self.lambda1_neg,
+            self.lambda2_neg,
+            self.sum_kl,
+        )
+
+
+def solve_marvell(
+    u: float, v: float, d: int, q: float, p: float, power: float
+) -> MarvellSolution:
+    """Return the noise of a given power that hides the label best.
+
+    The solution of equation 15 of the paper. In the logarithms of the variances it is a
+    convex problem (a geometric program), so one search over one variable finds it.
+
+    Parameters
+    ----------
+    u, v : float
+        Variance per coordinate of the negative and of the positive rows.
+    d : int
+        Number of columns.
+    q : float
+        Squared distance between the class means.
+    p : float
+        Fraction of positive rows, from 0 to 1.
+    power : float
+        Expected squared norm of a row's noise, averaged over the rows.
+
+    Returns
+    -------
+    MarvellSolution
+        Finite variances; ``sum_kl`` is infinite if nothing is hidden, e.g. by no power
+        for classes without spread.
+    """
+    _check(d, p, u=u, v=v, q=q, power=power)
+    shift = _shift(u, v, q, power)
+    u, v, q, rest = (math.ldexp(amount, shift) for amount in (u, v, q, power))
+    if u > v:
+        return _Problem(v, u, d, q, p, 1.0 - p, rest).solution(shift).swapped()
+    return _Problem(u, v, d, q, 1.0 - p, p, rest).solution(shift)
+
+
+def auc_bound(sum_kl: float) -> float:
+    """Return what the AUC of no attack can exceed (Theorem 1 of the paper)."""
+    if not sum_kl < 4.0:
+        return 1.0
+    return 0.5 + math.sqrt(sum_kl) / 2.0 - sum_kl / 8.0
+
+
+def allowed_sum_kl(auc: float) -> float:
+    """Return the divergence whose bound is a given AUC, the inverse of `auc_bound`."""
+    if not 0.5 < auc < 1.0:
+        raise ConfigError(f"auc must be above 0.5 and below 1, got {auc}")
+    excess = 2.0 * auc - 1.0
+    return (2.0 * excess / (1.0 + math.sqrt(1.0 - excess))) ** 2
+
+
+def least_power(u: float, v: float, d: int, q: float, p: float, auc: float) -> float:
+    """Return the least power with which no attack can exceed a given AUC."""
+    _check(d, p, u=u, v=v, q=q)
+    allowed = allowed_sum_kl(auc)
+    shift = _shift(u, v, q)
+    u, v, q = (math.ldexp(amount, shift) for amount in (u, v, q))
+    # Noise that makes both covariances equal leaves q/variance: that much is enough.
+    enough = max((1.0 - p) * d * (v - u), p * d * (u - v))
+    enough += max(q / allowed - max(u, v), 0.0)
+    power = lowest(
+        lambda power: solve_marvell(u, v, d, q, p, power).sum_kl, allowed, enough
+    )
+    return _back(power, shift)
+
+
+def lowest(
+    divergence: Callable[[float], float], allowed: float, enough: float
+) -> float:
+    """Return the least power for which a divergence that falls with it is allowed."""
+
+    def slack(power: float) -> float:
+        reached = divergence(power)
+        if reached == math.inf:
+            return -1.0
+        return (allowed - reached) / (allowed + reached)  # bounded, nearly linear
+
+    return crossing(slack, 0.0, enough * (1.0 + 1e-9), 1e-12)
+
+
+def _check(d: int, p: float, **amounts: float) -> None:
+    """Refuse what is not a problem of this kind."""
+    for name, amount in amounts.items():
+        if not 0.0 <= amount < math.inf:
+            raise ConfigError(f"{name} must be a finite number from 0, got {amount}")
+    if not 0.0 <= p <= 1.0:
+        raise ConfigError(f"p must be between 0 and 1, got {p}")
+    if not 1 <= d < 2**53 or d != int(d):
+        raise ConfigError(f"d must be a whole number from 1, got {d}")
+
+
+def _shift(*amounts: float) -> int:
+    """Return the power of two that makes amounts large, but not too large to add up.
+
+    The problem itself has no scale. Large, so that the least of them can be far smaller
+    than the greatest before it vanishes.
+    """
+    return 900 - math.frexp(max(amounts))[1]
+
+
+def _back(amount: float, shift: int) -> float:
+    """Undo a shift; what no float can hold becomes the largest one."""
+    try:
+        return math.ldexp(amount, -shift)
+    except OverflowError:
+        return _LARGEST
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The problem for u ≤ v: the second λ of the wider class is then 0.
+
+    With x = λ2 of the narrow class three numbers are left. For a given x the other two
+    have a closed form: on the line where they use the rest of the power, the divergence
+    depends on the ratio r of the two variances (along the line of the means) through
+    r·(1 + q·wide/K) + (1 + q·narrow/K)/r alone, K as below.
+    """
+
+    u: float
+    v: float
+    d: int
+    q: float
+    narrow: float  # weights of the two classes
+    wide: float
+    power: float
+
+    def first(self, x: float) -> tuple[float, float, float]:
+        """Return λ1 of the narrow and of the wide class, and how far apart that is."""
+        u, q, narrow, wide = self.u, self.q, self.narrow, self.wide
+        gap = self.v - u
+        rest = max(self.power - narrow * (self.d - 1) * x, 0.0)
+        total = rest + wide * self.v + narrow * u  # K
+        if total == 0.0:
+            return rest, rest, gap
+        ratio = math.sqrt(total + narrow * q) / math.sqrt(total + wide * q)
+        more = ratio - 1.0
+        if 0.5 < ratio < 2.0:  # the same without cancellation
+            more = (narrow - wide) * q / (total + wide * q) / (1.0 + ratio)
+        shift = gap - u * more
+        weight = narrow + wide * ratio
+        first_wide = rest * (ratio / weight) - shift * (narrow / weight)
+        if first_wide < 0.0:
+            first_narrow = rest / narrow
+            return first_narrow, 0.0, gap - first_narrow
+        first_narrow = rest / weight + shift * (wide / weight)
+        if first_narrow < 0.0:
+            first_wide = rest / wide
+            return 0.0, first_wide, gap + first_wide
+        return first_narrow, first_wide, (u + first_narrow) * more
+
+    def pull(self, x: float) -> float:
+        """Return how far x is below the value that suits the other two, signed.
+
+        Where the derivatives for λ1 and λ2 of the narrow class are equal,
+        u + x = v/sqrt(1 + t) with t as below. Falls through 0 once.
+        """
+        narrow, wide, apart = self.first(x)
+        a0, a1 = self.u + narrow, self.v + wide
+        if a0 == 0.0:  # too small for a float: x took too much
+            return -self.v
+        inner = max(apart / a0 * (1.0 + a0 / a1) + self.q / a0, 0.0)
+        t = self.v / a0 * inner
+        if t < 1.0:  # the two forms differ in what they cancel
+            root = math.sqrt(1.0 + t)
+            return (self.v - self.u - x) - self.v * t / (root * (1.0 + root))
+        root = math.sqrt(self.v / a0) * math.sqrt(inner) * math.sqrt(1.0 + 1.0 / t)
+        return self.v / root - self.u - x
+
+    def second(self) -> float:
+        """Return λ2 of the narrow class."""
+        cost = self.narrow * self.d
+        gap = self.v - self.u
+        most = gap if self.power >= cost * gap else self.power / cost  # as λ2 ≤ λ1
+        if self.d == 1 or most == 0.0:
+            return 0.0
+        return crossing(self.pull, most, 0.0, 4.0 * _EPSILON)
+
+    def solution(self, shift: int) -> MarvellSolution:
+        """Return the best noise, the narrow class as the negative one."""
+        x = self.second()
+        narrow, wide, apart = self.first(x)
+        a0, a1 = self.u + narrow, self.v + wide
+        c0, c1 = self.u + x, self.v
+        sum_kl = (
+            _divergence(self.v - self.u - x, c0, c1, self.d - 1)
+            + _divergence(apart, a0, a1)
+            + 0.5 * (_over(self.q, a0) + _over(self.q, a1))
+        )
+        return MarvellSolution(
+            _back(max(narrow, x), shift),
+            _back(x, shift),
+            _back(wide, shift),
+            0.0,
+            sum_kl,
+        )
+
+
+def _over(a: float, b: float) -> float:
+    """Return a/b, with 0/0 = 0 as the limit of equal variances asks for."""
+    if b == 0.0:
+        return math.inf if a > 0.0 else 0.0
+    return a / b
+
+
+def _divergence(apart: float, a: float, b: float, times: int = 1) -> float:
+    """Return the divergence of normal distributions with variances a and b = a ± apart.
+
+    The same as (a/b + b/a)/2 − 1, without its cancellation.
+    """
+    apart = abs(apart)
+    return times * (0.5 * _over(apart, a) * _over(apart, b)) if times and apart else 0.0
+
+
+def crossing(
+    function: Callable[[float], float], below: float, above: float, tolerance: float
+) -> float:
+    """Return where a function crosses 0 once, from the side where it is not negative.
+
+    Chandrupatla's method: inverse quadratic interpolation where the last three points
+    allow it, halving where they do not.
+    """
+    b, fb, a, fa = below, function(below), above, function(above)
+    if fb >= 0.0:
+        return below
+    if fa <= 0.0:
+        return above
+    t = 0.5
+    for _ in range(80):  # rounding may leave no better point to find
+        x = a + t * (b - a)
+        fx = function(x)
+        if (fx < 0.0) == (fa < 0.0):
+            c, fc = a, fa
+        else:
+            c, fc, b, fb = b, fb, a, fa
+        a, fa = x, fx
+        width, least = abs(b - a), tolerance * max(a, b)
+        if fa == 0.0 or width <= 2.0 * least:
+            break
+        t = 0.5
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        if phi * phi < xi and (1.0 - phi) * (1.0 - phi) < 1.0 - xi:
+            t = fa / (fb - fa) * fc / (fb - fc)
+            t += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        t = min(max(t, least / width), 1.0 - least / width)
+    return a if fa >= 0.0 else b

@@ -1,0 +1,294 @@
+"""Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
+
+Marvell: the Gaussian noise of a given power that hides the label best.
+https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.strategies.defenses.base import StrongDefense, normal, require
+from flower_vfl.transform import AUC_BOUND, Batch
+
+from .multiclass import solve_multiclass
+from .solver import (
+    MarvellSolution,
+    allowed_sum_kl,
+    auc_bound,
+    least_power,
+    solve_marvell,
+)
+
+_BLOCK = 1 << 17  # entries that are held in double precision at a time
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Zero-mean Gaussian noise with a covariance for each class.
+
+    A row of class c gets Σ along[c, k]·N(0, 1)·directions[k] + isotropic[c]·N(0, I).
+    """
+
+    labels: Tensor
+    directions: Tensor
+    along: Tensor
+    isotropic: Tensor
+
+    @classmethod
+    def binary(
+        cls, labels: Tensor, delta: Tensor, solution: MarvellSolution, scale: float
+    ) -> Noise:
+        """Return the noise of a solution for two classes."""
+        length = float(torch.linalg.vector_norm(delta))
+        one_line = [
+            solution.lambda1_neg - solution.lambda2_neg,
+            solution.lambda1_pos - solution.lambda2_pos,
+        ]
+        isotropic = [solution.lambda2_neg, solution.lambda2_pos]
+        return cls(
+            labels,
+            (delta / length if length > 0.0 else delta).unsqueeze(0),
+            torch.tensor(one_line, dtype=torch.float64).sqrt().unsqueeze(1) * scale,
+            torch.tensor(isotropic, dtype=torch.float64).sqrt() * scale,
+        )
+
+    def classes_of(self, labels: Tensor) -> Tensor:
+        """Return the index of the class whose label is nearest, for each label."""
+        apart = (labels.double().unsqueeze(1) - self.labels.to(labels.device)).abs()
+        return apart.argmin(dim=1)
+
+
+def add_noise(
+    rows: Tensor, classes: Tensor, noise: Noise, generator: torch.Generator
+) -> Tensor:
+    """Add Gaussian noise that depends on the class of a row."""
+    width = noise.directions.shape[0]
+    limit = torch.finfo(rows.dtype).max / (64 * (1 + width))  # no sum overflows
+    changed = rows
+    if bool(noise.along.any()):
+        drawn = normal(rows.new_empty(len(rows), width), generator)
+        drawn *= noise.along.clamp(max=limit).to(rows)[classes]
+        changed = torch.addmm(rows, drawn, noise.directions.to(rows))
+    if bool(noise.isotropic.any()):  # drawn for the rows that get it only
+        deviations = noise.isotropic.clamp(max=limit).to(rows)[classes]
+        chosen = deviations.nonzero().squeeze(1)
+        drawn = normal(rows.new_empty(len(chosen), rows.shape[1]), generator)
+        drawn *= deviations[chosen].unsqueeze(1)
+        target = changed.clone() if changed is rows else changed
+        changed = target.index_add_(0, chosen, drawn)
+    return changed
+
+
+def class_statistics(
+    rows: Tensor, classes: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return size, mean and variance per coordinate of each class, on the CPU.
+
+    Computed in double precision, in two passes over blocks that fit into the cache, and
+    by matrix products, which give the same bits on every run.
+    """
+    d = rows.shape[1]
+    block = max(_BLOCK // max(d, count), 1)
+    if len(rows) <= block:
+        rows = rows.double()  # once for both passes
+    numbers = torch.arange(count, device=rows.device).unsqueeze(1)
+    pairs = list(
+        zip(torch.split(rows, block), torch.split(classes, block), strict=True)
+    )
+    sizes = rows.new_zeros(count, dtype=torch.float64)
+    means = rows.new_zeros(count, d, dtype=torch.float64)
+    for part, index in pairs:
+        members = (numbers == index).double()
+        sizes += members.sum(dim=1)
+        means.addmm_(members, part.double())
+    means /= sizes.unsqueeze(1)
+    squares = torch.zeros_like(sizes)
+    for part, index in pairs:
+        members = (numbers == index).double()
+        centred = torch.addmm(part.double(), members.T, means, alpha=-1.0)
+        squares += members @ torch.linalg.vector_norm(centred, dim=1).square_()
+    return sizes.cpu(), means.cpu(), (squares / (sizes * d)).cpu()
+
+
+class Marvell(StrongDefense):
+    """Noise whose covariances minimise the divergence between the classes.
+
+    The larger of two labels is the positive one. Each batch with two classes reports
+    the bound on the AUC of every attack as ``auc_bound``, and ``sum_kl``. A batch with
+    one class gets the noise of the party's last batch with more, or none if there was
+    none; it reports ``one_class`` and no bound. Three classes or more are our extension
+    (see `marvell_multiclass`): a shared covariance, and the bound of the worst pair.
+
+    Parameters
+    ----------
+    s : float (default: 4.0)
+        Power of the noise over the squared distance between the class means.
+    auc : float | None (default: None)
+        Dynamic mode, also ours: every batch gets the least power whose bound is at most
+        this AUC, ``s`` is not used, and ``marvell_s`` reports the power that was needed
+        in the unit of ``s``.
+    """
+
+    requires_labels = True
+
+    def __init__(self, s: float = 4.0, auc: float | None = None) -> None:
+        require(0.0 <= s < math.inf, "s", "a number from 0", s)
+        if auc is not None:
+            allowed_sum_kl(auc)  # refuses what is no bound
+        self.s = s
+        self.auc = auc
+        self._last: dict[str, Noise] = {}
+        self._one_class: dict[str, int] = {}
+
+    @staticmethod
+    def bound(sum_kl: float) -> float:
+        """Return what the AUC of no attack can exceed."""
+        return auc_bound(sum_kl)
+
+    @property
+    def _s(self) -> float:
+        return self.s * self.raised
+
+    @property
+    def _auc(self) -> float | None:
+        return None if self.auc is None else 0.5 + (self.auc - 0.5) / self.raised
+
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the rows with noise."""
+        labels = self.labels(batch, len(rows)).to(rows.device)
+        values, classes = _classes(labels, batch)
+        batch.metrics["one_class"] = float(len(values) == 1)
+        if len(values) > 1:
+            noise = self._solve(rows, classes, values, batch)
+            self._last[batch.party] = noise
+        else:
+            self._one_class[batch.party] = self._one_class.get(batch.party, 0) + 1
+            last = self._last.get(batch.party)
+            if last is None or last.directions.shape[1] != rows.shape[1]:
+                return rows
+            noise, classes = last, last.classes_of(labels)
+        return add_noise(rows, classes, noise, batch.generator())
+
+    def _solve(
+        self, rows: Tensor, classes: Tensor, values: Tensor, batch: Batch
+    ) -> Noise:
+        """Return the noise for a batch with several classes and report its bound."""
+        scale = _unit(rows)
+        statistics = class_statistics(
+            rows if scale == 1.0 else rows / scale, classes, len(values)
+        )
+        if not bool(statistics[2].isfinite().all()):
+            raise PartyError(
+                batch.party,
+                "its gradient has entries that are not finite",
+                "Lower the learning rate, or look for what made them",
+                batch.step,
+            )
+        solve = self._binary if len(values) == 2 else self._multiclass
+        noise, sum_kl, needed = solve(values, *statistics, scale)
+        batch.metrics[AUC_BOUND] = auc_bound(sum_kl)
+        if math.isfinite(sum_kl):
+            batch.metrics["sum_kl"] = sum_kl
+        if self.auc is not None and math.isfinite(needed):
+            batch.metrics["marvell_s"] = needed
+        return noise
+
+    def _binary(
+        self,
+        values: Tensor,
+        sizes: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        scale: float,
+    ) -> tuple[Noise, float, float]:
+        """Return the paper's noise, its divergence, and its power over ‖Δ‖²."""
+        delta = means[1] - means[0]
+        q = float(delta @ delta)
+        u, v = variances.tolist()
+        d = means.shape[1]
+        p = float(sizes[1] / sizes.sum())
+        if self._auc is None:
+            power = min(self._s * q, 1e300)
+        else:
+            power = least_power(u, v, d, q, p, self._auc)
+        solution = solve_marvell(u, v, d, q, p, power)
+        noise = Noise.binary(values, delta, solution, scale)
+        return noise, solution.sum_kl, power / q if q > 0.0 else math.inf
+
+    def _multiclass(
+        self,
+        values: Tensor,
+        sizes: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        scale: float,
+    ) -> tuple[Noise, float, float]:
+        """Return our noise for several classes, and the same of it."""
+        weights = (sizes / sizes.sum()).numpy()
+        found = solve_multiclass(means, variances.numpy(), weights, self._s, self._auc)
+        along = torch.from_numpy(np.sqrt(found.along)) * scale
+        noise = Noise(
+            values,
+            found.directions,
+            along.repeat(len(values), 1),
+            torch.from_numpy(np.sqrt(found.isotropic)) * scale,
+        )
+        needed = found.power / found.spread if found.spread > 0.0 else math.inf
+        return noise, found.sum_kl, needed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last noise and the number of one-class batches of each party."""
+        noise = {
+            party: {field.name: getattr(last, field.name) for field in fields(last)}
+            for party, last in self._last.items()
+        }
+        counts = dict(self._one_class)
+        return {**super().state_dict(), "noise": noise, "one_class": counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state."""
+        if set(state) != {"raised", "noise", "one_class"}:
+            raise ConfigError(f"{sorted(state)} is not the state of a Marvell defense")
+        super().load_state_dict(state)
+        self._last = {
+            party: Noise(**{name: tensor.cpu() for name, tensor in saved.items()})
+            for party, saved in state["noise"].items()
+        }
+        self._one_class = dict(state["one_class"])
+
+
+def _unit(rows: Tensor) -> float:
+    """Return a power of two by which to divide rows, so that squares stay floats."""
+    if rows.dtype != torch.float64:  # squares of the other types fit into doubles
+        return 1.0
+    largest = float(torch.linalg.vector_norm(rows, math.inf))
+    if largest == 0.0 or 1e-60 < largest < 1e60 or not math.isfinite(largest):
+        return 1.0
+    return math.ldexp(1.0, max(math.frexp(largest)[1] - 1, -1022))
+
+
+def _classes(labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the labels that occur, ascending, and the class of every row."""
+    low, high = (float(end) for end in torch.aminmax(labels.to(torch.float64)))
+    whole = not labels.is_floating_point() or bool((labels == labels.floor()).all())
+    if not (whole and math.isfinite(high - low)):
+        raise PartyError(
+            batch.party,
+            "Marvell hides classes, and these labels are not whole numbers",
+            "Use a defense that needs no labels, e.g. iso or max-norm",
+            batch.step,
+        )
+    if low == high:
+        return torch.tensor([low], dtype=torch.float64), torch.zeros_like(labels).long()
+    if high - low == 1.0:  # the usual case, without a sort
+        return torch.tensor([low, high], dtype=torch.float64), (labels == high).long()
+    values, classes = torch.unique(labels, return_inverse=True)
+    return values.double().cpu(), classes

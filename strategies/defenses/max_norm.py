@@ -1,0 +1,40 @@
+"""Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
+
+The max-norm heuristic. https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flower_vfl.transform import Batch
+
+from .base import Defense, normal, row_norms
+
+
+def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Stretch every row at random so that its expected squared norm is the largest.
+
+    Row j becomes g_j·(1 + σ_j·ε_j) with one normal number ε_j per row and
+    σ_j² = max‖g‖²/‖g_j‖² − 1. A row of zeros stays zero.
+    """
+    norms = row_norms(rows).clamp(max=torch.finfo(torch.float64).max)
+    ratio = norms.max() / norms
+    sigma = torch.sqrt(ratio - 1.0) * torch.sqrt(ratio + 1.0)
+    sigma = sigma.nan_to_num_(0.0, posinf=0.0)
+    stretch = 1.0 + sigma * normal(rows, generator, columns=False).double().squeeze(1)
+    if rows.dtype == torch.float64 or float(stretch.abs().max()) < 1e30:
+        return rows * stretch.to(rows.dtype).unsqueeze(1)
+    return (rows.double() * stretch.unsqueeze(1)).to(rows.dtype)
+
+
+class MaxNorm(Defense):
+    """Noise along each row's own direction that makes all expected norms equal.
+
+    The length of a row no longer tells its label; its direction still may.
+    """
+
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the stretched rows."""
+        return max_norm(rows, batch.generator())

@@ -1,0 +1,201 @@
+"""Defenses by name: from a config string, from TOML, and back to a string.
+
+``marvell:s=4`` is one defense with its parameters. ``marvell:s=4 | gc:keep=0.5``
+applies two in order. ``@1 none @5 marvell`` begins with epoch 5.
+``passive-1=marvell:s=16; *=marvell:s=4`` treats one party differently. The three
+combine in this order: parties, then epochs, then what is applied in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.specs import build_from_spec, write_spec
+from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.transform import GradientTransform
+
+from .compose import Compose, PerParty, Scheduled
+from .flsg import FLSG
+from .geno import Geno
+from .gradient_compression import GradientCompression
+from .iso import Iso
+from .max_norm import MaxNorm
+from .multi_bucket import MultiBucket
+from .no_defense import NoDefense
+from .noisy_gradients import NoisyGradients
+from .ppdl import PPDL
+from .sgsub import SGSub
+
+DEFENSES: dict[str, Callable[..., GradientTransform]] = {
+    "none": NoDefense,
+    "iso": Iso,
+    "max-norm": MaxNorm,
+    "marvell": Marvell,
+    "gradient-compression": GradientCompression,
+    "noisy-gradients": NoisyGradients,
+    "multi-bucket": MultiBucket,
+    "ppdl": PPDL,
+    "sgsub": SGSub,
+    "flsg": FLSG,
+    "geno": Geno,
+}
+SHORT_NAMES = {"gc": "gradient-compression", "ng": "noisy-gradients"}
+SHORT_NAMES |= {"mg": "multi-bucket"}
+_KIND = "defense"
+_PARTY = re.compile(r"\s*([^:=@|]+?)\s*=(.*)", re.DOTALL)
+_EPOCH = re.compile(r"@\s*(\d+)\s")
+
+
+def build_defense(spec: object) -> GradientTransform:
+    """Return the defense that a setting names.
+
+    Parameters
+    ----------
+    spec : str | Mapping | Sequence | GradientTransform
+        A config string (see the module's text); or what TOML makes of a table:
+        ``{"name": "marvell", "s": 4}``, ``{"parties": {"passive-1": ..., "*": ...}}``,
+        ``{"epochs": {"1": ..., "5": ...}}``; or a list of any of these, applied in
+        order. A transform is returned as it is.
+    """
+    if isinstance(spec, str):
+        return _from_text(spec)
+    if isinstance(spec, Mapping):
+        return _from_table(spec)
+    if isinstance(spec, Sequence):
+        parts = [build_defense(part) for part in spec]
+        return parts[0] if len(parts) == 1 else Compose(parts)
+    if isinstance(spec, GradientTransform):
+        return spec
+    raise ConfigError(
+        f"a defense is a name, a table or a transform, not {type(spec).__name__}"
+    )
+
+
+def _from_text(text: str) -> GradientTransform:
+    if ";" in text or _PARTY.match(text):
+        parties: dict[str, GradientTransform] = {}
+        for part in filter(str.strip, text.split(";")):
+            found = _PARTY.match(part)
+            if found is None:
+                raise ConfigError(
+                    f"'{part.strip()}' does not begin with a party: write "
+                    "passive-1=marvell:s=16; *=marvell:s=4"
+                )
+            if found[1] in parties:
+                raise ConfigError(f"'{text}' names the party '{found[1]}' twice")
+            parties[found[1]] = _from_schedule(found[2])
+        return _per_party(parties)
+    return _from_schedule(text)
+
+
+def _from_schedule(text: str) -> GradientTransform:
+    pieces = _EPOCH.split(text)
+    if len(pieces) == 1:
+        return _from_chain(text)
+    if pieces[0].strip():
+        raise ConfigError(
+            f"'{text}' must begin with an epoch, as in '@1 none @5 marvell'"
+        )
+    epochs = {}
+    for epoch, part in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+        if epoch in epochs:
+            raise ConfigError(f"'{text}' names the epoch {epoch} twice")
+        epochs[epoch] = _from_chain(part)
+    return Scheduled(epochs)
+
+
+def _from_chain(text: str) -> GradientTransform:
+    parts = [_from_name(part) for part in text.split("|")]
+    return parts[0] if len(parts) == 1 else Compose(parts)
+
+
+def _from_name(text: str) -> GradientTransform:
+    name, colon, rest = text.strip().partition(":")
+    full = SHORT_NAMES.get(name.strip(), name.strip())
+    return build_from_spec(_KIND, f"{full}{colon}{rest}", DEFENSES)
+
+
+def _from_table(table: Mapping[str, Any]) -> GradientTransform:
+    kinds = [key for key in ("name", "parties", "epochs") if key in table]
+    if len(kinds) != 1 or (kinds != ["name"] and len(table) > 1):
+        raise ConfigError(
+            "the table of a defense has a 'name' with its parameters, or 'parties', or "
+            f"'epochs'; this one has {', '.join(map(str, table)) or 'nothing'}"
+        )
+    inner = table[kinds[0]]
+    if kinds == ["name"]:
+        name = SHORT_NAMES.get(str(inner), str(inner))
+        if name not in DEFENSES:
+            raise unknown_name(_KIND, name, DEFENSES)
+        given = {key: value for key, value in table.items() if key != "name"}
+        texts = [f"{key}={_toml_text(value)}" for key, value in given.items()]
+        return _from_name(f"{name}:{','.join(texts)}" if texts else name)
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"'{kinds[0]}' of a defense must be a table")
+    built = {str(key): build_defense(value) for key, value in inner.items()}
+    if kinds == ["parties"]:
+        return _per_party(built)
+    if not all(key.isdigit() for key in built):
+        raise ConfigError(f"the epochs of a defense are numbers, got {list(built)}")
+    return Scheduled({int(key): value for key, value in built.items()})
+
+
+def _per_party(parties: dict[str, GradientTransform]) -> PerParty:
+    return PerParty(parties, parties.pop("*", None))
+
+
+def _toml_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "+".join(map(_toml_text, value)) or "none"
+    return str(value)
+
+
+def defense_spec(transform: GradientTransform) -> str:
+    """Return the config string of a defense, for a node that is to build it again.
+
+    Parameters
+    ----------
+    transform : GradientTransform
+        Made of the defenses of this package only.
+    """
+    if isinstance(transform, PerParty):
+        parts = {n: p for n, p in transform.parts.items() if n != "*"}
+        parts["*"] = transform.parts["*"]
+        for party in parts:
+            if re.search(r"[:;=@|]", party) or party != party.strip():
+                raise ConfigError(f"the party name '{party}' does not fit into a text")
+        return "; ".join(f"{n}={_nested(p, PerParty)}" for n, p in parts.items())
+    if isinstance(transform, Scheduled):
+        return " ".join(
+            f"@{epoch} {_nested(part, PerParty, Scheduled)}"
+            for epoch, part in transform.epochs.items()
+        )
+    if isinstance(transform, Compose) and len(transform.parts) == 1:
+        return defense_spec(transform.parts["0"])
+    if isinstance(transform, Compose):
+        inner = [
+            _nested(part, PerParty, Scheduled) for part in transform.parts.values()
+        ]
+        return " | ".join(inner) or "none"
+    for name, kind in DEFENSES.items():
+        if type(transform) is kind:
+            return write_spec(name, transform, kind)
+    raise ConfigError(
+        f"{type(transform).__name__} is not one of this package's defenses "
+        f"({', '.join(DEFENSES)}), so the label party cannot be told its name; run it "
+        "at the strategy, or hand it to LabelParty(defense=...)"
+    )
+
+
+def _nested(transform: GradientTransform, *outside: type) -> str:
+    if isinstance(transform, outside):
+        raise ConfigError(
+            f"{type(transform).__name__} inside another defense has no text form; a "
+            "text goes by party first, then by epoch, then in order"
+        )
+    return defense_spec(transform)

@@ -1,0 +1,219 @@
+"""LADSG: Label-Anonymized Distillation and Similar Gradient Substitution (Yan et al.).
+
+Its similar gradient substitution, for label privacy in vertical federated learning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_vfl.transform import Batch
+
+from .base import Defense, normal, require
+
+COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
+
+
+@dataclass(frozen=True)
+class Original:
+    """A gradient, prepared for candidates to be compared with it."""
+
+    rows: Tensor
+    unit: float
+    order: Tensor
+    positions: Tensor
+    entries: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, by_rank: bool = True) -> Original:
+        """Prepare a gradient."""
+        flat = rows.reshape(-1)
+        unit = max(float(flat.abs().max()), torch.finfo(rows.dtype).tiny)
+        order = ascending(flat)
+        positions = order if by_rank else torch.arange(len(flat), device=flat.device)
+        return cls(rows, unit, order, positions, flat[positions] / unit)
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether entries are compared from the smallest to the largest."""
+        return self.positions is self.order
+
+    def variances(self) -> Tensor:
+        """Return the variance of the column of each entry, plus 1e-12."""
+        columns = (self.rows / self.unit).var(dim=0, correction=0)
+        # In this unit, and within what single precision can take the inverse of.
+        floor = min(max(COVARIANCE_FLOOR / self.unit / self.unit, 1e-30), 1e30)
+        return columns.add_(floor)[self.positions % self.rows.shape[1]]
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A gradient in place of another."""
+
+    rows: Tensor
+    attempts: int
+    score: float
+
+
+def ascending(entries: Tensor) -> Tensor:
+    """Return the positions of entries by size; of equal entries the first comes first."""
+    small = entries.dtype == torch.float32 and len(entries) <= 2**31
+    if entries.device.type != "cpu" or not small:
+        return torch.sort(entries, stable=True).indices
+    # The bits of a float, read as an integer, are ordered as floats are if those of a
+    # negative one are turned around. With the position behind them, a plain sort of
+    # integers does what a stable sort does, several times as fast.
+    bits = (entries + 0.0).numpy().view(np.int32).astype(np.int64)
+    bits ^= (bits >> 63) & 0x7FFFFFFF
+    keys = (bits << 32) | np.arange(len(bits))
+    keys.sort()
+    return torch.from_numpy(keys & 0x7FFFFFFF)
+
+
+def by_size(entries: Tensor) -> Tensor:
+    """Return entries from the smallest to the largest."""
+    if entries.device.type == "cpu":
+        return torch.from_numpy(np.sort(entries.numpy()))
+    return entries.sort().values
+
+
+def search(
+    original: Original,
+    score: Callable[[Tensor], float],
+    tau: float,
+    max_attempts: int,
+    generator: torch.Generator,
+) -> Substitute:
+    """Sample a gradient with the mean, the spread, the range and the order of another.
+
+    The first candidate with a score of at most τ is taken, else the best one seen.
+    """
+    entries = original.entries
+    std, mean = torch.std_mean(entries, correction=0)
+    ends = [float(end) for end in torch.aminmax(entries)]
+    best, lowest, attempts = entries, math.inf, 0
+    for attempts in range(1, max_attempts + 1):
+        candidate = normal(entries, generator).mul_(std).add_(mean).clamp_(*ends)
+        if original.by_rank:
+            candidate = by_size(candidate)
+        found = score(candidate)
+        if attempts == 1 or found < lowest:
+            best, lowest = candidate, found
+        if lowest <= tau:
+            break
+    ranked = best if original.by_rank else by_size(best)
+    rows = torch.empty_like(ranked)
+    rows[original.order] = ranked.mul(original.unit)
+    rows.clamp_(*(float(end) for end in torch.aminmax(original.rows)))
+    return Substitute(rows.reshape(original.rows.shape), attempts, lowest)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Return the cosine of the angle between two vectors; 1 if both are zero."""
+    lengths = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+    if lengths == 0.0:
+        return float(torch.equal(a, b))
+    return float(torch.dot(a, b)) / lengths
+
+
+def mahalanobis(a: Tensor, b: Tensor, variances: Tensor) -> float:
+    """Return the Mahalanobis distance with a diagonal covariance, divided by √n."""
+    squares = (a - b).square_().div_(variances)
+    return math.sqrt(float(squares.mean(dtype=torch.float64)))
+
+
+def sgsub(
+    rows: Tensor,
+    generator: torch.Generator,
+    w_cos: float = 0.5,
+    w_m: float = 0.5,
+    tau: float = 1.0,
+    max_attempts: int = 20,
+    literal: bool = False,
+) -> Substitute:
+    """Replace a gradient by a sampled one that is similar.
+
+    n numbers from N(mean, std²) of all entries, clamped to their range, are written in
+    the rank order of the entries. The score is W_cos·(1 − cos) + W_M·D_M/√n, with D_M
+    the Mahalanobis distance for the variances of the columns (plus 1e-12).
+    """
+    original = Original.of(rows, by_rank=not literal)
+    variances = original.variances()
+
+    def score(candidate: Tensor) -> float:
+        alike = cosine(candidate, original.entries)
+        turned = alike if literal else max(1.0 - alike, 0.0)
+        distance = mahalanobis(candidate, original.entries, variances)
+        return w_cos * turned + w_m * distance
+
+    return search(original, score, tau, max_attempts, generator)
+
+
+class SGSub(Defense):
+    """A sampled gradient in place of the real one, of similar direction and shape.
+
+    The rank order of the entries survives by construction, and with it most of what
+    they tell about the labels. ``python benchmarks/transforms.py --leak`` (breast
+    cancer data, two passive parties, 312 batches) finds for a cut layer of 16 a mean
+    AUC of the cosine attack of 1.000 before and 1.000 after SGSub, for one of 64 of
+    1.000 and 0.995. An attack that sees nothing but the ranks has 1.000 and 0.995
+    before as well as after. So use it together with an objective that hides labels,
+    as the paper does, and not alone.
+
+    The paper gives no weights and no τ. With these, the first candidate is mostly taken
+    where the columns of the gradient vary alike. A column that hardly varies (a unit
+    that is dead in the top model) makes the Mahalanobis distance large; then all
+    attempts are made. Candidates for a gradient of many entries score nearly alike, so
+    that attempts cost time and change little.
+
+    Parameters
+    ----------
+    w_cos, w_m : float (default: 0.5, 0.5)
+        Weights of 1 − cosine and of the Mahalanobis distance in the score.
+    tau : float (default: 1.0)
+        Largest score that is accepted.
+    max_attempts : int (default: 20)
+        After so many the best one seen is taken.
+    literal : bool (default: False)
+        As the paper prints it: the score has the cosine itself, which favours unlike
+        directions, and is taken before the numbers are brought into order.
+    """
+
+    def __init__(
+        self,
+        w_cos: float = 0.5,
+        w_m: float = 0.5,
+        tau: float = 1.0,
+        max_attempts: int = 20,
+        literal: bool = False,
+    ) -> None:
+        require(0.0 <= w_cos < math.inf, "w_cos", "a number from 0", w_cos)
+        require(0.0 <= w_m < math.inf, "w_m", "a number from 0", w_m)
+        require(not math.isnan(tau), "tau", "a number", tau)
+        require(max_attempts >= 1, "max_attempts", "at least 1", max_attempts)
+        self.w_cos = w_cos
+        self.w_m = w_m
+        self.tau = tau
+        self.max_attempts = max_attempts
+        self.literal = literal
+
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the substitute."""
+        found = sgsub(
+            rows,
+            batch.generator(),
+            self.w_cos,
+            self.w_m,
+            self.tau,
+            self.max_attempts,
+            self.literal,
+        )
+        batch.metrics["sgsub_attempts"] = float(found.attempts)
+        batch.metrics["sgsub_score"] = found.score
+        return found.rows

@@ -1,0 +1,191 @@
+"""The hello before training: who is there, does it fit together, on which terms."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from logging import WARNING
+
+from flwr.supercore import log
+
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.parties.schedule import SPLITS
+from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+from flower_vfl.protocol.messages import (
+    VERSION,
+    Content,
+    Value,
+    Verb,
+    pack_config,
+    unpack_description,
+)
+
+from .alignment import NO_ALIGNMENT, Aligner, AlignmentPlan
+from .messenger import Messenger
+
+RESERVED = "strategy"
+
+
+@dataclass(frozen=True)
+class Participants:
+    """The outcome of the hello."""
+
+    label: PartyDescription
+    passive: dict[str, PartyDescription]
+    sizes: dict[str, int]
+
+    def common_checkpoints(self) -> set[str]:
+        """Return the tags of checkpoints that every party has."""
+        parties = [self.label, *self.passive.values()]
+        return set.intersection(*(set(party.checkpoints) for party in parties))
+
+
+def setup(
+    messenger: Messenger,
+    terms: TrainingConfig,
+    rates: Mapping[str, float],
+    threads: int,
+    plan: AlignmentPlan = NO_ALIGNMENT,
+    reuse: bool = False,
+) -> Participants:
+    """Greet every node, check that all fit together, and agree on the terms."""
+    key = secrets.token_bytes(32)
+    greeting: dict[str, Value] = {"seed": terms.seed, "threads": threads, "key": key}
+    if plan:
+        greeting["align"] = "reuse" if reuse else "anew"
+    label, passive = _assign_roles(_greet(messenger, greeting))
+    if plan:
+        every = [label, *passive.values()]
+        aligner = Aligner(messenger, plan, [each.name for each in every], key)
+        placed = aligner.align(every, reuse)
+        label, passive = placed.pop(label.name), placed
+    _check_rows(label, passive)
+    unknown = set(rates) - {"*", label.name, *passive}
+    if unknown:
+        raise ConfigError(
+            f"a learning rate is set for {', '.join(sorted(unknown))}; the parties are "
+            f"{', '.join([label.name, *passive])}"
+        )
+    if terms.leakage:
+        Leakage.from_text(terms.leakage).check_parties(passive)
+    terms = replace(terms, parties={name: d.shape for name, d in passive.items()})
+    contents = {}
+    for name in messenger.nodes:
+        rate = rates.get(name, rates.get("*", 0.0))
+        own = replace(terms, learning_rate=rate)
+        if name != label.name:  # how it is defended is not a passive party's business
+            own = replace(own, defended="", defense="", leakage="", noise_seed="")
+        contents[name] = Content(pack_config(own))
+    replies = messenger.ask(Verb.CONFIGURE, contents)
+    sizes = {
+        name: {split: reply.number(split) for split in SPLITS}
+        for name, reply in replies.items()
+    }
+    for name, size in sizes.items():
+        if size != sizes[label.name]:
+            raise PartyError(
+                name,
+                f"has splits of {size}, the label party of {sizes[label.name]}",
+                "Give all parties the same split, or none",
+            )
+    return Participants(label, passive, sizes[label.name])
+
+
+def _greet(
+    messenger: Messenger, greeting: Mapping[str, Value]
+) -> list[PartyDescription]:
+    """Return what every node says about itself; the messenger then knows the names."""
+    replies = messenger.ask(
+        Verb.HELLO, {name: Content(config=dict(greeting)) for name in messenger.nodes}
+    )
+    nodes: dict[str, int] = {}
+    descriptions, versions = [], {}
+    for working_name, reply in replies.items():
+        if reply.number("protocol") != VERSION:
+            raise PartyError(
+                reply.text("name"),
+                f"speaks version {reply.number('protocol')} of the protocol, the "
+                f"server version {VERSION}",
+                "Install the same flower-vfl everywhere",
+            )
+        description = unpack_description(reply)
+        if description.name == RESERVED:
+            raise PartyError(
+                description.name,
+                "has a name that the strategy keeps its own checkpoints under",
+                "Give it another name",
+            )
+        if description.name in nodes:
+            raise PartyError(
+                description.name,
+                "is the name of two parties",
+                "Give every node its own name in its node config",
+            )
+        nodes[description.name] = messenger.nodes[working_name]
+        versions[description.name] = reply.text("versions")
+        descriptions.append(description)
+    messenger.nodes = nodes
+    if len(set(versions.values())) > 1:
+        listed = "; ".join(f"{name}: {text}" for name, text in versions.items())
+        log(WARNING, "parties run different versions, results may differ: %s", listed)
+    return descriptions
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key under which passive-2 comes before passive-10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+
+
+def _assign_roles(
+    descriptions: list[PartyDescription],
+) -> tuple[PartyDescription, dict[str, PartyDescription]]:
+    labels = [d for d in descriptions if d.role == "label"]
+    passive = sorted(
+        (d for d in descriptions if d.role == "passive"), key=lambda d: _natural(d.name)
+    )
+    if not labels:
+        raise ConfigError(
+            f"there is no label party among {', '.join(d.name for d in descriptions)}; "
+            'set role="label" in the config of the node that holds the labels'
+        )
+    if len(labels) > 1:
+        raise ConfigError(
+            f"there are {len(labels)} label parties: "
+            f"{', '.join(d.name for d in labels)}; exactly one node may have "
+            'role="label"'
+        )
+    if not passive:
+        raise ConfigError(
+            f"the label party '{labels[0].name}' is alone; start at least one passive "
+            "party"
+        )
+    return labels[0], {d.name: d for d in passive}
+
+
+def _check_rows(
+    label: PartyDescription, passive: Mapping[str, PartyDescription]
+) -> None:
+    for name, party in passive.items():
+        if party.rows != label.rows:
+            kind = "fewer" if party.rows < label.rows else "more"
+            raise PartyError(
+                name,
+                f"has {kind} ids than the label party '{label.name}': {party.rows} "
+                f"rows and not {label.rows}",
+                "All parties must hold the same samples: keep the common ids only",
+            )
+        for what, own, theirs in (
+            ("ids", party.ids_digest, label.ids_digest),
+            ("train/test split", party.split_digest, label.split_digest),
+        ):
+            known = bool(own) and bool(theirs)  # ids are optional, a split is shared
+            if own != theirs and (known or what != "ids"):
+                raise PartyError(
+                    name,
+                    f"its {what} differ from those of the label party '{label.name}'",
+                    f"Give both the same {what} in the same order",
+                )

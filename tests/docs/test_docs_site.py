@@ -1,0 +1,133 @@
+"""The documentation site is built without a warning, is complete and self-contained."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+from docs_cases import ROOT
+
+from flower_vfl.simulations.cli import main as cli
+from flower_vfl.simulations.config import RunConfig, key
+
+PACKAGES = [
+    "flower_vfl",
+    "flower_vfl.alignment",
+    "flower_vfl.leakage.attacks",
+    "flower_vfl.objectives",
+    "flower_vfl.grids.resident",
+    "flower_vfl.strategies",
+    "flower_vfl.parties.imputation",
+    "flower_vfl.simulations.datasets",
+    "flower_vfl.simulations.models",
+    "flower_vfl.simulations.report",
+]
+NEEDED = ("mkdocs", "material", "mkdocstrings_handlers.python")
+# What a browser loads by itself, as the attribute that says from where.
+LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: any warning is an error."""
+    missing = [name for name in NEEDED if _is_missing(name)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+
+
+class Loads(HTMLParser):
+    """What a page loads, and where its anchors and links are."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids.add(given.get("id") or "")
+        address = given.get(LOADED.get(tag, ""))
+        if address and given.get("rel") not in ("next", "prev"):
+            self.loaded.append(address)
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    ids: set[str] = set()
+    for page in (site / "reference").glob("*.html"):
+        ids |= Loads(page).ids
+    missing = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            home = getattr(getattr(module, name), "__module__", package)
+            if not {f"{package}.{name}", f"{home}.{name}"} & ids:
+                missing.append(f"{package}.{name}")
+    assert missing == []
+
+
+def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
+    commands = Loads(site / "reference" / "commands.html")
+    group = typer.main.get_command(cli.app)
+    for name in group.commands:  # type: ignore[attr-defined]
+        assert f"flower-vfl-{name}" in commands.ids
+    settings = (site / "reference" / "settings.html").read_text()
+    for field in fields(RunConfig):
+        assert f"<code>{key(field.name)}</code>" in settings
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        for address in Loads(page).loaded:
+            assert not re.match(r"(https?:)?//", address), f"{page.name}: {address}"
+            if not address.startswith("data:"):
+                target = address.partition("?")[0].partition("#")[0]
+                root = site if page.name == "404.html" else page.parent
+                assert (root / target.lstrip("/")).is_file(), f"{page.name}: {address}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text())
+
+
+def test_the_navigation_has_four_parts_and_every_page() -> None:
+    yaml = pytest.importorskip(
+        "yaml", reason="mkdocs, which reads it, is not installed"
+    )
+
+    class Loader(yaml.SafeLoader):
+        """Reads mkdocs.yml without making the objects that it names."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+    parts = [title for entry in nav for title in entry]
+    assert parts == ["Start", "Tutorial", "How to", "Explanation", "Reference"]
+    listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
+    documents = (ROOT / "docs").rglob("*.md")
+    there = {path.relative_to(ROOT / "docs").as_posix() for path in documents}
+    assert there <= listed

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from resident_cases import GridMaker, Proxy, sleep_record, to_all, weights
+
+from flower_vfl.grids.resident import Limits, ResidentGrid, resident
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    made = Proxy()
+    yield made
+    made.stop()
+
+
+class Ledger:
+    """An app whose every execution counts, and whose state shows the order."""
+
+    def __init__(self) -> None:
+        self.executed: list[tuple[int, int]] = []
+        self.started = threading.Event()
+        self.app = ClientApp()
+
+        @self.app.train()
+        def train(message: Message, context: Context) -> Message:
+            self.started.set()
+            config = message.content.config_records["config"]
+            step, seconds = config["step"], config["seconds"]
+            assert isinstance(step, int) and isinstance(seconds, float)
+            time.sleep(seconds)
+            self.executed.append((context.node_id, step))
+            old = context.state.config_records.get("sum", ConfigRecord({"x": 0}))["x"]
+            assert isinstance(old, int)
+            context.state["sum"] = ConfigRecord({"x": (31 * old + step) % 1_000_003})
+            content = RecordDict({"sum": context.state.config_records["sum"]})
+            return Message(content, reply_to=message)
+
+
+def step_record(step: int, seconds: float = 0.0) -> RecordDict:
+    return RecordDict({"config": ConfigRecord({"step": step, "seconds": seconds})})
+
+
+def sums(replies: list[Message]) -> dict[int, object]:
+    return {
+        reply.metadata.src_node_id: reply.content.config_records["sum"]["x"]
+        for reply in replies
+    }
+
+
+def through(make_grid: GridMaker, proxy: Proxy, nodes: int, **options: object):  # type: ignore[no-untyped-def]
+    return make_grid(nodes, address=proxy.behind, advertise=proxy.address, **options)
+
+
+def test_a_cut_while_the_app_works_costs_nothing_but_time(
+    proxy: Proxy, make_grid: GridMaker, detached: bool
+) -> None:
+    ledger = Ledger()
+    grid = through(make_grid, proxy, 1, app=resident(ledger.app), detached=detached)
+    nodes = grid.open()
+    ledger.started.clear()
+
+    def cut() -> None:
+        ledger.started.wait()
+        proxy.cut()
+
+    threading.Thread(target=cut).start()
+    [reply] = grid.send_and_receive(
+        to_all(grid, step_record(1, 0.3), "train"), timeout=20
+    )
+    assert sums([reply]) == {nodes[0]: 1}
+    time.sleep(0.5)  # a second execution would be over by now
+    assert ledger.executed == [(nodes[0], 1)]
+    assert proxy.made == 2
+
+
+def test_many_cuts_give_the_same_result_and_no_step_twice(
+    proxy: Proxy, make_grid: GridMaker
+) -> None:
+    steps, nodes = 60, 3
+    calm, rough = Ledger(), Ledger()
+    undisturbed = make_grid(nodes, app=resident(calm.app))
+    # A busy machine may not get through between two cuts for a while.
+    patient = Limits(silence=20.0, authenticate=2.0)
+    disturbed = through(
+        make_grid, proxy, nodes, app=resident(rough.app), limits=patient
+    )
+    results = []
+    over = threading.Event()
+
+    def saboteur() -> None:
+        dice = random.Random(3)
+        while not over.wait(dice.uniform(0.02, 0.25)):
+            proxy.cut()
+
+    for grid in (undisturbed, disturbed):
+        grid.open()
+        if grid is disturbed:
+            threading.Thread(target=saboteur, daemon=True).start()
+        for step in range(steps):
+            replies = list(
+                grid.send_and_receive(
+                    to_all(grid, step_record(step), "train"), timeout=60
+                )
+            )
+            assert not any(reply.has_error() for reply in replies)
+        results.append(sums(replies))
+    over.set()
+    assert proxy.made > 2 * nodes  # they did lose their connections
+    assert results[0] == results[1]
+    for node in results[0]:
+        assert [s for n, s in rough.executed if n == node] == list(range(steps))
+
+
+def test_messages_wait_for_a_node_that_is_away(
+    proxy: Proxy, make_grid: GridMaker
+) -> None:
+    grid = through(make_grid, proxy, 1)
+    grid.open()
+    proxy.closed = True
+    proxy.cut()
+    time.sleep(0.3)
+
+    def back() -> None:
+        proxy.closed = False
+
+    threading.Timer(0.8, back).start()
+    start = time.monotonic()
+    [reply] = grid.send_and_receive(to_all(grid, weights(1.0), "train"), timeout=20)
+    assert reply.has_content()
+    assert time.monotonic() - start > 0.5
+
+
+def test_a_node_that_stays_away_is_named_and_the_others_go_on(
+    proxy: Proxy, make_grid: GridMaker, detached: bool
+) -> None:
+    limits = Limits(silence=1.0, authenticate=1.0)
+    grid: ResidentGrid = through(
+        make_grid, proxy, 1, limits=limits, detached=detached, open_timeout=5.0
+    )
+    [node] = grid.open()
+    grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20)
+    proxy.closed = True
+    proxy.cut()
+    start = time.monotonic()
+    [reply] = grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20)
+    assert 0.8 < time.monotonic() - start < 3.0
+    assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
+    assert f"node {node}" in str(reply.error.reason)
+    # Further messages fail at once: what the node knew is lost.
+    start = time.monotonic()
+    [reply] = grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20)
+    assert reply.has_error() and time.monotonic() - start < 0.5
+    # A new session can be opened with it.
+    proxy.closed = False
+    assert grid.open() == [node]
+    [reply] = grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20)
+    assert reply.has_content()
+
+
+def test_one_lost_node_does_not_hold_up_the_replies_of_others(
+    proxy: Proxy, make_grid: GridMaker
+) -> None:
+    limits = Limits(silence=0.8, authenticate=1.0)
+    far: ResidentGrid = through(make_grid, proxy, 2, limits=limits, detached=False)
+    far.open()
+    messages = to_all(far, sleep_record(0.0), "query.slow")
+    list(far.send_and_receive(messages))
+    proxy.closed = True
+    proxy.cut()
+    replies = list(far.send_and_receive(to_all(far, sleep_record(0.0), "query.slow")))
+    assert [reply.has_error() for reply in replies] == [True, True]
+
+
+def test_large_messages_survive_a_cut(proxy: Proxy, make_grid: GridMaker) -> None:
+    grid = through(make_grid, proxy, 1)
+    content = RecordDict({"r": ConfigRecord({"x": bytes(range(256)) * 40_000})})
+    grid.open()
+    threading.Timer(0.02, proxy.cut).start()
+    for _ in range(3):
+        [reply] = grid.send_and_receive(to_all(grid, content, "query.echo"), timeout=20)
+        assert reply.content == content
+    assert proxy.made >= 2
+
+
+def test_a_dead_server_ends_the_session(proxy: Proxy, make_grid: GridMaker) -> None:
+    limits = Limits(silence=0.7, authenticate=1.0)
+    grid = through(make_grid, proxy, 1, limits=limits, detached=False)
+    list(grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20))
+    plain = grid._grid
+    proxy.closed = True
+    proxy.cut()
+    end = time.monotonic() + 6
+    while not plain.replies and time.monotonic() < end:
+        time.sleep(0.02)
+    [reply] = plain.replies.values()
+    [report] = reply.content.config_records.values()
+    assert report["state"] == "ended" and "no server" in str(report["reason"])

@@ -1,0 +1,259 @@
+"""Runs on rows of which no party holds all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+from imputation_cases import SHARES, UNION, placed_app, row_index, start, strategy
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from vertical_cases import (
+    ROWS,
+    StatelessGrid,
+    assert_equal,
+    features,
+    final_states,
+    labels,
+    losses,
+    make_label,
+    make_passive,
+    scores,
+    simple_parties,
+)
+
+from flower_vfl import (
+    CrossEntropy,
+    InProcessGrid,
+    LabelParty,
+    MeanSquaredError,
+    PartyError,
+    in_process,
+    vertical_client_app,
+)
+from flower_vfl.objectives import LADistill, Objective
+from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.schedule import TEST, TRAIN
+
+
+def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
+    tmp_path: Path,
+) -> None:
+    everything = RowIndex(torch.arange(ROWS), dict.fromkeys(SHARES, 1.0))
+
+    def placed(make: Any) -> Any:
+        def made(context: Context) -> Any:
+            party = make(context)
+            party.place(everything)
+            return party
+
+        return made
+
+    plain = vertical_client_app(make_passive, make_label)
+    other = vertical_client_app(placed(make_passive), placed(make_label))
+    results = [start(plain, tmp_path / "a"), start(other, tmp_path / "b")]
+    states = [final_states(tmp_path / name) for name in "ab"]
+    for state in states[1].values():
+        del state["union"]
+    assert_equal(states[0], states[1])
+    assert losses(results[0]) == losses(results[1])
+    assert scores(results[0]) == scores(results[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels_kind"),
+    [
+        ("sampling", "random_pos"),
+        ("sampling:fixed=false", "majority"),
+        ("gaussian", "random_pred:samples=2"),
+        ("random", "neighbors"),
+    ],
+)
+def test_runs_repeat_where_only_the_node_state_survives(
+    kind: str, labels_kind: str, tmp_path: Path
+) -> None:
+    app = placed_app({"synthetic_labels": labels_kind}, {"synthetic_features": kind})
+    results = [start(app, tmp_path / "a")]
+    grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path / "b")})
+    results.append(strategy().start(grid, num_rounds=2))
+    assert_equal(final_states(tmp_path / "a"), final_states(tmp_path / "b"))
+    assert losses(results[0]) == losses(results[1])
+    assert scores(results[0]) == scores(results[1])
+
+
+def test_a_secret_of_its_own_survives_in_the_node_state(tmp_path: Path) -> None:
+    app = placed_app(
+        {"secret": None, "synthetic_labels": "random_pos"}, {"secret": None}
+    )
+    grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path)})
+    strategy(checkpoint_every=2).start(grid, num_rounds=1)
+    first = final_states(tmp_path, "step-2")
+    last = final_states(tmp_path)
+    for name in first:
+        secret = first[name]["union"]["secret"]
+        assert secret == last[name]["union"]["secret"] and len(secret) > 25
+    secrets = {state["union"]["secret"] for state in last.values()}
+    assert len(secrets) == 3
+
+
+def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+    app = placed_app(
+        {"synthetic_labels": "random_pos"}, {"synthetic_features": "random"}
+    )
+    start(app, tmp_path / "whole", checkpoint_every=3)
+    folder = {"state-dir": str(tmp_path / "parts")}
+    with InProcessGrid(app, 3, folder) as grid:
+        strategy(checkpoint_every=3).start(grid, num_rounds=1)
+    with InProcessGrid(app, 3, folder) as grid:
+        strategy(checkpoint_every=3).start(grid, num_rounds=2, resume=True)
+    assert_equal(final_states(tmp_path / "whole"), final_states(tmp_path / "parts"))
+
+
+def test_rows_that_nobody_holds_are_trained_on(tmp_path: Path) -> None:
+    label, passive = simple_parties(1)
+    nobody = torch.full((24,), -1)
+    # Batches of 4 rows: some have no real row at all.
+    local = torch.cat([torch.arange(6), nobody])
+    for party in (label, *passive):
+        party.place(RowIndex(local, {"label": 0.2, "passive-1": 0.2}))
+    with in_process([label, *passive]) as grid:
+        result = strategy(batch_size=4, test_fraction=0.0).start(grid, num_rounds=3)
+    schedule = label.agreed()
+    real = [bool((schedule.training_rows(3, i) < 6).any()) for i in range(7)]
+    assert not all(real)
+    assert all(np.isfinite(loss) for loss in losses(result).values())
+
+
+def test_evaluation_counts_rows_with_a_label_only() -> None:
+    label, passive = simple_parties(1)
+    label.place(row_index(0, 40))
+    passive[0].place(row_index(1))
+    with in_process([label, *passive]) as grid:
+        driver = strategy(test_fraction=0.5)
+        result = driver.start(grid, num_rounds=1)
+        predicted = driver.predict("test")
+    rows = label.agreed().rows("test")
+    local = row_index(0, 40).local[rows]
+    assert 0 < int((local >= 0).sum()) < len(rows)
+    truth = labels()[local[local >= 0]]
+    expected = roc_auc_score(truth, predicted[(local >= 0).numpy()])
+    assert scores(result)[1]["test_auc"] == pytest.approx(expected)
+
+
+def test_a_given_split_is_mapped_and_compared() -> None:
+    label, passive = simple_parties(1)
+    codes = np.full(ROWS, TRAIN, dtype=np.int8)
+    codes[:10] = TEST
+    local = torch.arange(ROWS).flip(0)
+    lacking = local.clone()
+    lacking[:20] = -1  # training rows
+    for party, numbers in ((label, local), (passive[0], lacking)):
+        party.split = codes
+        party.place(RowIndex(numbers))
+    key = b"k" * 32
+    described = label.describe(key), passive[0].describe(key)
+    assert described[0].split_digest == described[1].split_digest != ""
+    assert described[0].rows == described[1].rows == ROWS
+    with in_process([label, *passive]) as grid:
+        strategy().start(grid, num_rounds=1)
+    assert label.agreed().rows("test").tolist() == list(range(50, 60))
+    passive[0].place(RowIndex(torch.where(local < 5, -1, local)))  # lacks test rows
+    with (
+        in_process([label, *passive]) as grid,
+        pytest.raises(PartyError, match="split differ"),
+    ):
+        strategy().start(grid, num_rounds=1)
+
+
+def test_ids_are_not_compared_after_an_alignment() -> None:
+    label, _ = simple_parties(1, ids=[f"id-{i}" for i in range(ROWS)])
+    assert label.describe(b"k" * 32).ids_digest
+    label.place(row_index(0))
+    assert not label.describe(b"k" * 32).ids_digest
+
+
+def test_synthetic_rows_of_several_classes_and_values() -> None:
+    values = features(0)[:, 0]
+    cases: list[tuple[Objective, Tensor, str]] = [
+        (
+            CrossEntropy(nn.Linear(3, 3), 3),
+            torch.bucketize(values, values.quantile(torch.tensor([0.3, 0.7]))),
+            "random_pred:samples=3",
+        ),
+        (CrossEntropy(nn.Linear(3, 3), 3), torch.arange(ROWS) % 3, "minority"),
+        (MeanSquaredError(nn.Linear(3, 1)), values, "neighbors"),
+    ]
+    for objective, truth, kind in cases:
+        label = LabelParty(truth, objective, synthetic_labels=kind, device="cpu")
+        _, passive = simple_parties(1)
+        label.place(row_index(0))
+        passive[0].place(row_index(1))
+        with in_process([label, *passive]) as grid:
+            result = strategy().start(grid, num_rounds=1)
+        assert np.isfinite(losses(result)[1])
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "message"),
+    [
+        (MeanSquaredError(nn.Linear(3, 1)), {}, "use random_pos"),
+        (
+            MeanSquaredError(nn.Linear(3, 1)),
+            {"synthetic_labels": "random_pos", "calibration": "te"},
+            "only cross-entropy",
+        ),
+        (LADistill(nn.Linear(3, 1), nn.Linear(3, 2)), {}, "label of every row"),
+        (
+            CrossEntropy(nn.Linear(3, 1)),
+            {"synthetic_labels": "neighbors", "calibration": "tr"},
+            "random_pred",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_the_hello(
+    objective: Objective, options: dict[str, str], message: str
+) -> None:
+    label = LabelParty(labels(), objective, device="cpu", **options)  # type: ignore[arg-type]
+    _, passive = simple_parties(1)
+    label.place(row_index(0))
+    passive[0].place(row_index(1))
+    with (
+        in_process([label, *passive]) as grid,
+        pytest.raises(PartyError, match=message),
+    ):
+        strategy().start(grid, num_rounds=1)
+
+
+def test_a_holding_of_other_rows_is_refused() -> None:
+    label, _ = simple_parties(1)
+    with pytest.raises(PartyError, match="placed on its row 60 and has 60 rows"):
+        label.place(RowIndex(torch.tensor([60])))
+
+
+def test_the_label_party_holds_no_training_row() -> None:
+    label, passive = simple_parties(1)
+    label.place(RowIndex(torch.full((UNION,), -1)))
+    passive[0].place(row_index(1))
+    with (
+        in_process([label, *passive]) as grid,
+        pytest.raises(PartyError, match="none of"),
+    ):
+        strategy().start(grid, num_rounds=1)
+
+
+def test_a_run_that_goes_on_keeps_its_stand_ins() -> None:
+    label, passive = simple_parties(1)
+    label.place(row_index(0))
+    passive[0].place(row_index(1))
+    with in_process([label, *passive]) as grid:
+        secrets = []
+        for _ in range(2):
+            strategy().start(grid, num_rounds=1)
+            secrets.append((label.union.secret, passive[0].union.secret))
+    assert secrets[0] == secrets[1] and 0 not in secrets[0]
+    passive[0].place(row_index(1))
+    assert passive[0].union.secret == 0  # a new alignment has a new one

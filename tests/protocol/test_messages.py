@@ -1,0 +1,297 @@
+"""Messages: round trips, repeated requests, and requests out of place."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
+from vertical_cases import ROWS, WrappedGrid, assert_equal, rich_app, through_wire
+
+from flower_vfl import ConfigError, InProcessGrid, PartyError, PartyRestartedError
+from flower_vfl.protocol.arrays import to_array, to_tensor
+from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+from flower_vfl.protocol.messages import (
+    Content,
+    Verb,
+    error_content,
+    gradient_arrays,
+    pack,
+    pack_config,
+    pack_description,
+    raise_error,
+    read,
+    request,
+    unpack_config,
+    unpack_description,
+)
+from flower_vfl.strategies import VerticalStrategy
+
+
+@pytest.fixture
+def grid() -> InProcessGrid:
+    """Give Flower's messages the identity they need."""
+    return InProcessGrid(rich_app(), 3)
+
+
+def test_content_survives_the_wire(grid: InProcessGrid) -> None:
+    content = Content(
+        config={
+            "step": 0,
+            "epoch": 3,
+            "index": 2,
+            "gradient-step": 8,
+            "text": "ä",
+            "flag": True,
+            "share": 0.1,
+            "key": b"\x00\xff",
+            "names": ["a", "b"],
+            "sizes": [1, 2],
+        },
+        arrays=pack({"a": torch.randn(2, 3), "b": torch.zeros(0, 3)}),
+        metrics={"loss": 0.1, "rows": 16.0},
+        labels=to_array(torch.tensor([1.0, 0.0])),
+    )
+    found = read(through_wire(request(Verb.TRAIN_STEP, 1, 77, content)))
+    assert found.config == {**content.config, "turn": 77}
+    assert found.metrics == content.metrics
+    assert list(found.arrays) == ["a", "b"]
+    assert_equal(found.tensors(), content.tensors())
+    assert found.labels is not None
+    assert torch.equal(to_tensor(found.labels), torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Content(),
+        Content(config={"step": 0}),
+        Content(config={"gradient-step": 1}),
+        Content(arrays=pack({"a": torch.ones(1)})),
+        Content(metrics={"loss": 2.0}),
+    ],
+    ids=["nothing", "step", "gradient step", "arrays", "metrics"],
+)
+def test_parts_that_are_absent_stay_absent(
+    content: Content, grid: InProcessGrid
+) -> None:
+    carrier = Message(RecordDict(), 1, Verb.TRAIN_STEP.value)
+    reply = Message(content.records(), reply_to=through_wire(carrier))
+    found = read(through_wire(reply))
+    assert found.config == content.config
+    assert list(found.arrays) == list(content.arrays)
+    assert found.metrics == content.metrics
+    assert found.labels is None
+
+
+def test_entries_of_the_wrong_kind() -> None:
+    content = Content(config={"flag": True, "text": "x", "share": 0.5, "n": 3})
+    assert content.number("n") == 3
+    assert content.text("text") == "x"
+    for key in ("flag", "text", "share"):
+        with pytest.raises(ConfigError, match=f"'{key}' must be a whole number"):
+            content.number(key)
+    with pytest.raises(ConfigError, match="'n' must be a text"):
+        content.text("n")
+    with pytest.raises(ConfigError, match="no 'step'"):
+        content.number("step")
+
+
+def test_a_gradient_or_none() -> None:
+    gradient = torch.randn(2, 2)
+    assert torch.equal(
+        Content(arrays=gradient_arrays(to_array(gradient))).gradient(),  # type: ignore[arg-type]
+        gradient,
+    )
+    assert Content(arrays=gradient_arrays(None)).gradient() is None
+
+
+def test_terms_and_descriptions_round_trip(grid: InProcessGrid) -> None:
+    terms = TrainingConfig(
+        5, 32, 100, 0.3, 0.1, {"b": (4,), "a": (2, 3, 3)}, "sum", 0.01
+    )
+    message = through_wire(request(Verb.CONFIGURE, 1, 1, Content(pack_config(terms))))
+    found = unpack_config(read(message))
+    assert found == terms
+    assert list(found.parties) == ["b", "a"]  # the order decides how they are joined
+    for description in (
+        PartyDescription("x", "label", 9, (), "binary", "d1", "", ("best", "step-3")),
+        PartyDescription("y", "passive", 0, (2, 5)),
+    ):
+        packed = Content(pack_description(description, "flwr 1"))
+        message = through_wire(request(Verb.HELLO, 1, 1, packed))
+        assert unpack_description(read(message)) == description
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (PartyError("a", "p", "r", 4), PartyError, "party 'a', step 4: p. r"),
+        (PartyError("a", "p", "r"), PartyError, "party 'a', step 9: p. r"),
+        (PartyError("a", "p", "r", 0), PartyError, "party 'a', step 0: p. r"),
+        (PartyRestartedError("a", "p", "r"), PartyRestartedError, "'a', step 9"),
+        (ConfigError("no such thing"), PartyError, "'b', step 9: no such thing. Cor"),
+        (ZeroDivisionError("x"), PartyError, "'b', step 9: ZeroDivisionError: x. Tha"),
+    ],
+)
+def test_errors_survive_the_wire(
+    error: Exception, kind: type[PartyError], text: str, grid: InProcessGrid
+) -> None:
+    message = through_wire(request(Verb.HELLO, 1, 1, error_content(error, "b")))
+    with pytest.raises(kind) as caught:
+        raise_error(read(message), 9)
+    assert type(caught.value) is kind
+    assert text in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (kind, str(caught.value))
+
+
+class Node:
+    """One node with a context, driven message by message."""
+
+    def __init__(self, number: int = 1, resident: bool = False) -> None:
+        self.grid = InProcessGrid(rich_app(), 3)
+        self.node = number + 1
+        self.context = self.grid._contexts[self.node]
+        if not resident:
+            self.grid.close()  # no longer marked as one that stays in memory
+        self.party = lambda: next(iter(self.grid.parties().values()))
+
+    def ask(self, verb: Verb, turn: int, content: Content | None = None) -> Content:
+        message = request(verb, self.node, turn, content or Content())
+        reply = self.grid._app(through_wire(message), self.context)
+        return read(through_wire(reply))
+
+    def begin(self) -> None:
+        greeting: dict[str, Any] = {"seed": 1, "threads": 0, "key": b"k" * 32}
+        self.ask(Verb.HELLO, 1, Content(greeting))
+        shapes = {"passive-1": (3,), "passive-2": (3,)}
+        terms = TrainingConfig(1, 16, parties=shapes)
+        self.ask(Verb.CONFIGURE, 2, Content(pack_config(terms)))
+
+
+def assert_same_content(ours: Content, theirs: Content) -> None:
+    assert ours.config == theirs.config
+    assert ours.metrics == theirs.metrics
+    assert_equal(ours.tensors(), theirs.tensors())
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_repeated_request_is_answered_again_and_not_trained_twice(
+    resident: bool,
+) -> None:
+    node = Node(1, resident)
+    node.begin()
+    where = {"epoch": 1, "index": 0, "step": 1}
+    first = node.ask(Verb.FORWARD, 3, Content(dict(where)))
+    assert_same_content(node.ask(Verb.FORWARD, 3, Content(dict(where))), first)
+    gradient = gradient_arrays(to_array(torch.ones(16, 3)))
+    second = {"epoch": 1, "index": 1, "step": 2, "gradient-step": 1}
+    reply = node.ask(Verb.FORWARD, 4, Content(dict(second), gradient))
+    party = node.party()
+    weights = [w.clone() for w in party.model.state_dict().values()]  # type: ignore[union-attr]
+    random = party.random.state_dict()
+    for _ in range(2):
+        again = node.ask(Verb.FORWARD, 4, Content(dict(second), gradient))
+        assert_same_content(again, reply)
+    party = node.party()
+    assert party.step == 1
+    assert_equal(list(party.model.state_dict().values()), weights)  # type: ignore[union-attr]
+    assert_equal(party.random.state_dict(), random)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_an_older_request_is_refused(resident: bool) -> None:
+    node = Node(1, resident)
+    node.begin()
+    where = {"epoch": 1, "index": 0, "step": 1}
+    node.ask(Verb.FORWARD, 7, Content(dict(where)))
+    for turn in (6, 2, 0):
+        with pytest.raises(PartyError, match=f"request {turn} after request 7.*Two"):
+            raise_error(node.ask(Verb.FORWARD, turn, Content(dict(where))), 1)
+    gradient = gradient_arrays(to_array(torch.ones(16, 3)))
+    late = Content({"gradient-step": 1}, gradient)
+    assert "error" not in node.ask(Verb.BACKWARD, 8, late).config
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"step": 3, "epoch": 1, "index": 0}, "has trained 0 steps.*step 3"),
+        ({"step": 1, "epoch": 1, "index": 99}, "no batch 99"),
+        ({"step": 1, "epoch": 1}, "no 'index'"),
+        ({"step": 1, "epoch": 1, "index": 0, "gradient-step": 1}, "waits for no grad"),
+    ],
+)
+def test_requests_out_of_place(config: dict[str, Any], words: str) -> None:
+    node = Node()
+    with pytest.raises(PartyRestartedError, match=r"before the hello.*resume"):
+        raise_error(node.ask(Verb.FORWARD, 1, Content(dict(config))), None)
+    node.begin()
+    with pytest.raises(PartyError, match=f"'passive-1'.*{words}"):
+        raise_error(node.ask(Verb.FORWARD, 3, Content(dict(config))), None)
+    with pytest.raises(PartyError, match="'passive-1' is not the label party"):
+        raise_error(node.ask(Verb.TRAIN_STEP, 4, Content(dict(config))), None)
+
+
+def test_a_gradient_of_another_step_or_shape_is_refused() -> None:
+    node = Node()
+    node.begin()
+    node.ask(Verb.FORWARD, 3, Content({"epoch": 1, "index": 0, "step": 1}))
+    before = [w.clone() for w in node.party().model.state_dict().values()]  # type: ignore[union-attr]
+    for turn, step, shape, words in (
+        (4, 2, (16, 3), "step 2 and waits for step 1"),
+        (5, 1, (16, 2), r"shape \(16, 2\) for an embedding of shape \(16, 3\)"),
+    ):
+        arrays = gradient_arrays(to_array(torch.ones(*shape)))
+        reply = node.ask(Verb.BACKWARD, turn, Content({"gradient-step": step}, arrays))
+        with pytest.raises(PartyError, match=words):
+            raise_error(reply, None)
+    good = gradient_arrays(to_array(torch.ones(16, 3)))
+    nan = gradient_arrays(to_array(torch.full((16, 3), float("nan"))))
+    reply = node.ask(Verb.BACKWARD, 6, Content({"gradient-step": 1}, nan))
+    with pytest.raises(PartyError, match=r"48 NaN.*learning rate"):
+        raise_error(reply, None)
+    after = list(node.party().model.parameters())  # type: ignore[union-attr]
+    assert torch.equal(after[0], before[0])
+    assert not node.ask(Verb.BACKWARD, 7, Content({"gradient-step": 1}, good)).config
+    assert node.party().step == 1
+
+
+def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
+    """A second server that looks around must not disturb the first."""
+
+    def weights(disturb: bool) -> list[Tensor]:
+        grid = InProcessGrid(rich_app(), 3)
+        seen = {"label": 0}
+
+        def hello(message: Message) -> None:
+            seen["label"] += message.metadata.message_type == Verb.TRAIN_STEP.value
+            if disturb and seen["label"] == 4:
+                seen["label"] += 1
+                greeting: dict[str, Any] = {"seed": 1, "threads": 0, "key": b"k" * 32}
+                for node in grid.get_node_ids():
+                    spy = request(Verb.HELLO, node, 1, Content(dict(greeting)))
+                    (reply,) = grid.send_and_receive([spy])
+                    assert read(reply).number("rows") == ROWS
+
+        VerticalStrategy(batch_size=16).start(WrappedGrid(grid, hello), num_rounds=2)
+        return [
+            w
+            for party in grid.parties().values()
+            for w in party.model.state_dict().values()  # type: ignore[union-attr]
+        ]
+
+    assert_equal(weights(True), weights(False))
+
+
+def test_a_message_of_another_app_is_refused_politely() -> None:
+    node = Node()
+    foreign = Message(RecordDict({"c": ConfigRecord({"a": 1})}), 2, Verb.HELLO.value)
+    reply = read(node.grid._app(through_wire(foreign), node.context))
+    assert "not one of flower-vfl's" in reply.text("error")
+    assert TaskIdentity.run_id  # set by the grid

@@ -1,0 +1,231 @@
+"""The command line, as a newcomer would use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cli_cases import call
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.cli import main as cli
+from flower_vfl.simulations.config import RunConfig, parse_rates
+
+APP = Path(cli.__file__).parents[1] / "label_leakage"
+
+
+def run_cli(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    code = "from flower_vfl.simulations.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(autouse=True)
+def flower_log() -> Iterator[None]:
+    """Give Flower's log back the level that the command changes."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two organisations' files about the same people, in different row orders."""
+    frame, labels = load_breast_cancer(return_X_y=True, as_frame=True)
+    ids = [f"c{number:04d}" for number in range(len(frame))]
+    bank = pd.DataFrame({"id": ids, "y": np.where(labels == 1, "good", "bad")})
+    bank["income"] = frame.iloc[:, 0]
+    shop = frame.iloc[:, 1:].copy()
+    shop.insert(0, "id", ids)
+    bank.sample(frac=1, random_state=1).to_csv(tmp_path / "bank.csv", index=False)
+    shop.sample(frac=1, random_state=2).to_parquet(tmp_path / "shop.parquet")
+    return tmp_path
+
+
+def test_run_prints_a_table_and_json_prints_json_only() -> None:
+    shown = run_cli("run", "--epochs", "2")
+    assert "test auc" in shown.stdout
+    assert "passive parties" in shown.stdout
+    printed = run_cli("run", "--epochs", "2", "--json")
+    document = json.loads(printed.stdout)
+    assert [epoch["epoch"] for epoch in document["epochs"]] == [1, 2]
+    assert document["config"]["epochs"] == 2
+    assert document["versions"]["torch"]
+    assert document["seconds"]["total"] > document["seconds"]["training"] > 0
+    assert printed.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "defended",
+    [
+        [],
+        ["--defense", "iso:t=0.1"],
+        ["--defense", "iso:t=0.1", "--defense-at", "label"],
+    ],
+    ids=["vanilla", "strategy", "label"],
+)
+def test_own_files_from_training_to_prediction(
+    defended: list[str],
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bank, shop, out = files / "bank.csv", files / "shop.parquet", files / "out"
+    own = ["--label-party", str(bank), "--label-column", "y", "--passive", str(shop)]
+    own += defended
+    code, _, error = call(
+        capsys, monkeypatch, "run", *own, "--id-column", "id", "--out", str(out)
+    )
+    assert code == 0, error
+    final = json.loads((out / "result.json").read_text())["final"]
+    assert final["test_auc"] > 0.97
+    states = {p.parent.name for p in (out / "parties").glob("*/final.pt")}
+    assert states == {"label", "passive-1", "strategy"}
+    module = torch.load(out / "parties" / "passive-1" / "final.pt")["model"]
+    assert all(torch.isfinite(weight).all() for weight in module.values())
+
+    table = files / "predictions.csv"
+    code, _, error = call(capsys, monkeypatch, "predict", str(out), "--out", str(table))
+    assert code == 0, error
+    predicted = pd.read_csv(table).merge(pd.read_csv(bank), on="id")
+    auc = roc_auc_score(predicted["y"] == "good", predicted["probability of good"])
+    assert auc == pytest.approx(final["test_auc"], abs=1e-9)
+
+    # New rows, without labels and in another order, get what they got before.
+    new_bank, new_shop = files / "new_bank.csv", files / "new_shop.csv"
+    some = predicted["id"].iloc[:7]
+    known = pd.read_csv(bank)
+    known[known["id"].isin(some)].drop(columns="y").to_csv(new_bank, index=False)
+    bought = pd.read_parquet(shop)
+    bought[bought["id"].isin(some)].to_csv(new_shop, index=False)
+    new = ["--label-party", str(new_bank), "--passive", str(new_shop)]
+    code, output, error = call(capsys, monkeypatch, "predict", str(out), *new, "--json")
+    assert code == 0, error
+    again = pd.DataFrame(json.loads(output)).merge(predicted, on="id")
+    assert len(again) == 7
+    np.testing.assert_allclose(
+        again["probability of good_x"], again["probability of good_y"], atol=1e-5
+    )
+
+
+def test_ids_that_do_not_match_are_refused(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = files / "bank.csv"
+    shop = pd.read_parquet(files / "shop.parquet")
+    shop.iloc[:-20].to_csv(files / "fewer.csv", index=False)
+    shop.assign(id=shop["id"] + "x").to_csv(files / "others.csv", index=False)
+    for name, problem in (("fewer.csv", "fewer ids"), ("others.csv", "ids differ")):
+        own = ["--label-party", str(bank), "--label-column", "y"]
+        code, _, error = call(
+            capsys, monkeypatch, "run", *own, "--passive", str(files / name)
+        )
+        assert code == 1
+        assert problem in error
+        assert "passive-1" in error
+        assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--dataset", "nope"], "breast-cancer"),
+        (["--model", "nope"], "wide-deep"),
+        (["--top", "nope"], "linear"),
+        (["--aggregation", "nope"], "concat"),
+        (["--objective", "nope"], "cross-entropy"),
+        (["--optimizer", "nope"], "adam"),
+        (["--engine", "nope"], "in-process"),
+        (["--objective", "mean-squared-error"], "binary"),
+        (["--dataset", "diabetes", "--objective", "cross-entropy"], "regression"),
+        (["--parties", "0"], "parties"),
+        (["--parties", "99"], "30 columns"),
+        (["--patience", "2"], "validation"),
+        (["--device", "nope"], "cpu"),
+        (["--learning-rate", "fast"], "label=0.01"),
+        (["--learning-rate", "nobody=0.1"], "passive-1"),
+        (["--label-party", "missing.csv"], "passive"),
+        (["--resume"], "--out"),
+    ],
+)
+def test_a_wrong_argument_says_what_would_be_right(
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, _, error = call(capsys, monkeypatch, "run", *arguments)
+    assert code in (1, 2)
+    assert expected in error
+    assert "Traceback" not in error
+
+
+def test_predict_refuses_a_folder_without_a_run(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, _, error = call(capsys, monkeypatch, "predict", str(tmp_path))
+    assert code == 2
+    assert "result.json" in error
+
+
+def test_resume_continues_a_run_to_the_same_end(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    call(capsys, monkeypatch, "run", "--epochs", "4", "--out", str(whole))
+    first = ["--epochs", "2", "--checkpoint-every", "2", "--out", str(parts)]
+    call(capsys, monkeypatch, "run", *first)
+    again = ["--epochs", "4", "--resume", "--out", str(parts)]
+    code, _, error = call(capsys, monkeypatch, "run", *again)
+    assert code == 0, error
+    for party in ("label", "passive-1", "passive-2"):
+        one = torch.load(whole / "parties" / party / "final.pt")
+        two = torch.load(parts / "parties" / party / "final.pt")
+        for module in {"model", "objective"} & one.keys():
+            for name, weight in one[module].items():
+                assert torch.equal(weight, two[module][name])
+
+
+def test_the_flower_app_knows_every_setting_with_its_default() -> None:
+    app = tomllib.loads((APP / "pyproject.toml").read_text())
+    assert app["tool"]["flwr"]["app"]["config"] == RunConfig().to_run_config()
+    assert app["project"]["dependencies"] == []
+
+
+def test_settings_survive_flowers_run_config() -> None:
+    config = RunConfig(parties=5, test_fraction=0.3, resume=True, split="widths=1,2")
+    assert RunConfig.from_run_config(config.to_run_config()) == config
+    assert RunConfig.from_run_config({"test-fraction": 0}).test_fraction == 0.0
+    with pytest.raises(ConfigError, match="batch-size"):
+        RunConfig.from_run_config({"batchsize": 3})
+    with pytest.raises(ConfigError, match="must be a int"):
+        RunConfig.from_run_config({"epochs": "many"})
+
+
+def test_learning_rates_from_text() -> None:
+    assert parse_rates("") is None
+    assert parse_rates("0.5") == 0.5
+    assert parse_rates("label=0.1, passive-1=0.2") == {"label": 0.1, "passive-1": 0.2}

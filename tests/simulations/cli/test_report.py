@@ -1,0 +1,193 @@
+"""The report of a folder: what it says, its pictures, and the command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_cases import call
+from PIL import Image
+from report_cases import BASE, DEFENSES, read
+
+from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+from flower_vfl.simulations.report.runs import load_report
+from flower_vfl.simulations.report.scene import COLOURS, SERIES
+from flower_vfl.simulations.runtime.engines import run_and_attack
+from flower_vfl.simulations.studies.run_metrics import worst_leaks
+from flower_vfl.simulations.studies.study import Study, Trial, run_study
+
+# --- what it says -----------------------------------------------------------------
+
+
+def test_summary_is_that_of_the_documents(study_folder: Path) -> None:
+    _, page = read(write_report(study_folder))
+    study = Study.load(study_folder)
+    heads = next(row for row in page.rows if "leak norm" in row)
+    for defense in DEFENSES:
+        name = "no defense" if defense == "none" else defense
+        row = dict(zip(heads, next(r for r in page.rows if r[0] == name), strict=True))
+        documents = [
+            study.documents[t["key"]]
+            for t in study.trials
+            if t["labels"]["defense"] == defense
+        ]
+        aucs = [document["final"]["test_auc"] for document in documents]
+        assert row["test AUC"] == (
+            f"{statistics.mean(aucs):.3f} ± {statistics.stdev(aucs):.3f}"
+        )
+        assert (row["worst"], row["best"]) == (f"{min(aucs):.3f}", f"{max(aucs):.3f}")
+        for attack in ("norm", "mean"):
+            leaks = [worst_leaks(document)[attack] for document in documents]
+            text = f"{statistics.mean(leaks):.3f} ± {statistics.stdev(leaks):.3f}"
+            assert row[f"leak {attack}"] == text
+        assert bool(row["bound"]) == defense.startswith("marvell")
+    assert next(r for r in page.rows if r[0] == "no defense")[-1] == "1.00"
+
+
+def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> None:
+    path = write_report(study_folder)
+    _, page = read(path)
+    sections = [a["id"] for tag, a in page.elements if tag == "section"]
+    assert sections == [
+        *("summary", "tradeoff", "leak", "utility", "gradients", "embeddings"),
+        *("calibration", "cost", "settings"),
+    ]
+    assert not any("missing" in (a.get("class") or "") for _, a in page.elements)
+    charts = [a for tag, a in page.elements if tag == "figure"]
+    # 1 trade-off, 2 attacks x 2 parties, 1 utility, 4 x 2 gradients, 4 x 2 embeddings,
+    # 1 calibration, time and bytes
+    assert len(charts) == 1 + 4 + 1 + 8 + 8 + 1 + 2
+    assert path.stat().st_size < 1_000_000
+    area = next(row for row in page.rows if row[0] == "marvell")
+    assert area[2] == "2"  # settings of one curve
+
+
+def test_one_run_without_attacks_says_what_is_missing(tmp_path: Path) -> None:
+    config = replace(BASE, attack="", capture=0, epochs=1, out=str(tmp_path))
+    run_and_attack(config, "in-process")
+    text, page = read(write_report(tmp_path))
+    missing = [a for _, a in page.elements if a.get("class") == "missing"]
+    assert len(missing) == 5
+    assert "--capture" in text and "--attack" in text
+    assert "breast-cancer: no defense" in text
+
+
+def test_values_instead_of_classes(tmp_path: Path) -> None:
+    config = replace(BASE, dataset="diabetes", attack="norm", out=str(tmp_path))
+    run_and_attack(config, "in-process")
+    text, page = read(write_report(tmp_path))
+    assert "above the median" in text
+    assert "The predictions are values" in text
+    assert any("test Pearson" in cell for row in page.rows for cell in row)
+
+
+def test_gradients_of_one_column_stand_against_predictions(tmp_path: Path) -> None:
+    run_and_attack(replace(BASE, width=1, out=str(tmp_path)), "in-process")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert ">prediction</text>" in text and ">gradient</text>" in text
+
+
+def test_unfinished_runs_are_named(study_folder: Path) -> None:
+    study = Study.load(study_folder)
+    lost = study.trials[1]["key"]
+    shutil.rmtree(study.run_folder(lost))
+    study.errors[lost] = {"error": "party 'passive-1' <lost>"}
+    study.save()
+    text, _ = read(write_report(study_folder))
+    assert "marvell:s=1, 0: party &#x27;passive-1&#x27; &lt;lost&gt;" in text
+
+
+def test_along_a_setting(tmp_path: Path) -> None:
+    trials = [
+        Trial({"parties": str(n), "seed": "0"}, replace(BASE, parties=n, capture=0))
+        for n in (1, 2, 4)
+    ]
+    run_study(tmp_path, "scale", "more parties", trials, bar=False)
+    text, page = read(write_report(tmp_path))
+    assert "Along parties" in text
+    tips = [a["data-tip"] or "" for _, a in page.elements if "data-tip" in a]
+    assert sum(tip.startswith("parties=4: ") for tip in tips) >= 4
+
+
+def test_a_paper_stands_beside_ours(study_folder: Path) -> None:
+    study = Study.load(study_folder)
+    study.extra = {
+        "note": "HAM10000 stands in for ISIC",
+        "columns": ["AUC"],
+        "paper": [{"labels": ["marvell"], "figures": {"AUC": "0.93 ± 0.01"}}],
+        "ours": [{"labels": ["marvell"], "figures": {"AUC": "0.91"}}],
+    }
+    study.save()
+    text, page = read(write_report(study_folder))
+    assert "HAM10000 stands in for ISIC" in text
+    assert ["row", "AUC, ours", "AUC, paper"] in page.rows
+    assert ["marvell", "0.91", "0.93 ± 0.01"] in page.rows
+
+
+# --- what it draws ------------------------------------------------------------------
+
+
+def test_pictures(study_folder: Path) -> None:
+    write_report(study_folder, pictures=True)
+    pictures = study_folder / PICTURES_FOLDER
+    vectors, rasters = sorted(pictures.glob("*.svg")), sorted(pictures.glob("*.png"))
+    assert [p.stem for p in vectors] == [p.stem for p in rasters]
+    assert len(vectors) == 25
+    for vector, raster in zip(vectors, rasters, strict=True):
+        root = ElementTree.parse(vector).getroot()
+        width, height = float(root.attrib["width"]), float(root.attrib["height"])
+        assert "var(" not in vector.read_text(encoding="utf-8")
+        with Image.open(raster) as image:
+            assert image.size == (round(2 * width), round(2 * height))
+            colours = {c for _, c in image.convert("RGB").getcolors(1 << 24)}
+        drawn = {e.attrib.get("fill") for e in root.iter()}
+        drawn |= {e.attrib.get("stroke") for e in root.iter()}
+        wanted = drawn & {COLOURS[name] for name in SERIES}
+        assert wanted, vector
+        solid = {tuple(bytes.fromhex(colour[1:])) for colour in wanted}
+        if not vector.stem.startswith(("gradients", "embeddings")):  # see-through there
+            assert solid <= colours, vector
+
+
+def test_every_group_has_a_look_of_its_own(study_folder: Path) -> None:
+    groups = load_report(study_folder).groups
+    assert [group.family for group in groups] == [
+        *("no defense", "marvell", "marvell", "iso")
+    ]
+    looks = [(g.style.colour, g.style.marker, g.style.dash) for g in groups]
+    assert len(set(looks)) == 4
+    assert groups[1].style.colour == groups[2].style.colour  # one defense
+
+
+# --- the command --------------------------------------------------------------------
+
+
+def test_command(
+    study_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder))
+    assert code == 0 and out == f"{study_folder / 'report.html'}\n"
+    options = ("--json", "--pictures")
+    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder), *options)
+    paths = json.loads(out)
+    assert Path(paths["report"]).is_file() and len(paths["pictures"]) == 50
+    code, _, err = call(capsys, monkeypatch, "report", str(study_folder / "runs"))
+    assert code == 2 and "result.json" in err
+
+
+def test_command_opens_the_report(
+    study_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    call(capsys, monkeypatch, "report", str(study_folder), "--open")
+    assert opened == [(study_folder / "report.html").resolve().as_uri()]

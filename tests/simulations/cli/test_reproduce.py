@@ -1,0 +1,300 @@
+"""Tables as files: their settings, runs, values and claims, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from cli_cases import call
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.papers import reproduce as reproducing
+from flower_vfl.simulations.papers.cells import Verdict, cells_of, judge
+from flower_vfl.simulations.papers.files import read_experiment
+from flower_vfl.simulations.papers.reproduce import (
+    measured,
+    outdated,
+    run_experiment,
+    save_results,
+    saved_results,
+    trials_of,
+)
+from flower_vfl.simulations.papers.show import as_markdown, differences_of
+
+TOML = """
+paper = "Paper"
+title = "Table 1"
+shows = "Two methods."
+data = "The data of the paper."
+scaled = "Few rows."
+minutes = 1
+seeds = 2
+
+[base]
+dataset = "breast-cancer"
+epochs = 1
+batch-size = 128
+attack = "norm"
+optimizer = "adam:lr={lr}"
+
+[let]
+lr = 0.01
+
+[quick]
+limit = 100
+
+[axes]
+dataset = ["Cancer", "Other"]
+method = ["none", "noise"]
+
+[choices.dataset.Cancer]
+quick = { epochs = 2 }
+
+[choices.dataset.Other]
+missing = "not obtained"
+
+[choices.method.none]
+
+[choices.method.noise]
+defense = "iso:t={strength}"
+width = "{width}"
+let = { strength = 4, width = 8, lr = 0.02 }
+seeds = 1
+
+[[columns]]
+name = "AUC"
+reading = "final"
+metric = "test_auc"
+
+[[columns]]
+name = "loss ratio"
+reading = "final"
+metric = "test_loss"
+beside = "none"
+
+[[columns]]
+name = "norm"
+reading = "leak"
+attack = "norm"
+hidden = true
+
+[[columns]]
+name = "AUC / norm"
+reading = "quotient"
+of = ["AUC"]
+over = ["norm"]
+
+[figures.Cancer]
+none = ["0.9±0.1", "", "1.5"]
+noise = ["0.2", "", ""]
+
+[figures.Other]
+none = ["0.7", "", ""]
+
+[[claims]]
+text = "Noise costs AUC."
+row = "Cancer / noise"
+column = "AUC"
+below = "Cancer / none"
+
+[[differences]]
+where = "Cancer / noise / *"
+text = "Because."
+"""
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    path = tmp_path / "some-table-1.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return path
+
+
+def test_settings_come_in_layers(paper: Path) -> None:
+    experiment = read_experiment(paper)
+    none, noise, *other = experiment.rows
+    assert none.config == RunConfig(
+        epochs=1,
+        batch_size=128,
+        attack="norm",
+        optimizer="adam:lr=0.01",
+        reproducible_noise=True,
+        device="cpu",
+    )
+    assert noise.config == replace(
+        none.config, defense="iso:t=4", width=8, optimizer="adam:lr=0.02"
+    )
+    assert [row.seeds for row in (none, noise)] == [2, 1]
+    assert {row.missing for row in other} == {"not obtained"}
+    assert len(trials_of(experiment)) == 3
+    quick = read_experiment(paper, quick=True)
+    assert quick.rows[0].config == replace(none.config, limit=100, epochs=2)
+    assert len(trials_of(quick)) == 2
+    assert len(trials_of(quick, seeds=3)) == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('metric = "test_loss"', 'metrik = "test_loss"', "metrik"),
+        ('reading = "leak"', 'reading = "leek"', "reading 'leek'"),
+        ("epochs = 1\n", "epoch = 1\n", "epoch"),
+        ('beside = "none"', 'beside = "nothing"', "nothing"),
+        ('none = ["0.9±0.1", "", "1.5"]', 'none = ["0.9"]', "1 figures for 3 columns"),
+        ('noise = ["0.2", "", ""]', 'noises = ["0.2", "", ""]', "Cancer / noises"),
+        ('row = "Cancer / noise"', 'row = "Cancer"', "row of a claim"),
+        ('column = "AUC"', 'column = "Auc"', "column of a claim"),
+        ("{strength}", "{power}", "power"),
+        ('over = ["norm"]', 'over = ["mean"]', "mean"),
+        ("minutes = 1\n", "", "minutes"),
+        ('"none", "noise"]', '"none", "nois"]', "choice of method"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told(
+    paper: Path, old: str, new: str, problem: str
+) -> None:
+    assert old in TOML
+    paper.write_text(TOML.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
+        read_experiment(paper)
+    assert "some-table-1.toml" in str(caught.value)
+
+
+def test_values_of_a_table_are_those_of_its_runs(paper: Path, tmp_path: Path) -> None:
+    experiment = read_experiment(paper, quick=True)
+    study = run_experiment(experiment, tmp_path / "study", seeds=2, bar=False)
+    frame = measured(experiment, study, seeds=2)
+    documents = {
+        (trial["labels"]["method"], trial["labels"]["seed"]): study.documents[
+            trial["key"]
+        ]
+        for trial in study.trials
+    }
+    final = {key: document["final"] for key, document in documents.items()}
+    cells = cells_of(experiment, frame)
+    auc, ratio, quotient = cells["Cancer", "noise"]
+    seeds = ("0", "1")
+    assert auc.values == tuple(final["noise", s]["test_auc"] for s in seeds)
+    assert ratio.values == pytest.approx(
+        [final["noise", s]["test_loss"] / final["none", s]["test_loss"] for s in seeds]
+    )
+    flipped = [
+        np.mean(
+            [
+                np.mean(values["values"])
+                for name, values in documents["noise", s]["series"].items()
+                if name.startswith("leak_flipped_norm/")
+            ]
+        )
+        for s in seeds
+    ]
+    assert quotient.values == pytest.approx(
+        [final["noise", s]["test_auc"] / f for s, f in zip(seeds, flipped, strict=True)]
+    )
+    assert cells["Other", "none"][0].values == ()
+    # kept values read back to the same table
+    save_results(experiment, frame, tmp_path / "kept")
+    kept = saved_results(experiment, tmp_path / "kept")
+    assert kept is not None
+    again = cells_of(experiment, kept)["Cancer", "noise"][0]
+    assert again.values == pytest.approx(auc.values, rel=1e-5)
+    assert outdated(experiment, kept) == []
+    changed = paper.read_text().replace("limit = 100", "limit = 120")
+    paper.write_text(changed, encoding="utf-8")
+    assert outdated(read_experiment(paper, quick=True), kept) == [
+        "Cancer / none",
+        "Cancer / noise",
+    ]
+
+
+def test_a_run_of_another_table_is_taken_over(paper: Path, tmp_path: Path) -> None:
+    experiment = read_experiment(paper, quick=True)
+    run_experiment(experiment, tmp_path / "first", bar=False)
+    shared = TOML.replace('"none", "noise"]', '"none"]').partition("[figures")[0]
+    paper.write_text(shared.replace('beside = "none"\n', ""), encoding="utf-8")
+    other = read_experiment(paper, quick=True)
+    key = trials_of(other)[0].key
+    study = run_experiment(other, tmp_path / "second", bar=False)
+    first = tmp_path / "first" / "runs" / key / "result.json"
+    second = study.run_folder(key) / "result.json"
+    assert first.read_bytes() == second.read_bytes()  # its times are in it
+
+
+def frame_of(values: dict[str, float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"dataset": "Cancer", "method": name, "seed": 0, "run": "x", "seconds": 1.0}
+            | {"AUC": value, "loss ratio": 1.0, "norm": 1.0, "AUC / norm": value}
+            for name, value in values.items()
+        ]
+    )
+
+
+@pytest.mark.parametrize(("noise", "held"), [(0.4, True), (0.9, False), (0.95, False)])
+def test_claims_and_differences_are_judged(
+    paper: Path, noise: float, held: bool
+) -> None:
+    experiment = read_experiment(paper)
+    frame = frame_of({"none": 0.9, "noise": noise})
+    cells = cells_of(experiment, frame)
+    verdict = judge(experiment.claims[0], experiment, cells)
+    assert verdict == Verdict(noise, (0.9,), held)
+    assert differences_of(experiment, cells) == {
+        "": ["Cancer / none, AUC / norm"],  # 0.9, the paper has 1.5
+        "Because.": ["Cancer / noise, AUC"],  # the paper has 0.2
+    }
+    text = as_markdown(experiment, frame)
+    assert f"| Cancer | noise | {noise:.3f} / 0.2 | 1.000 | {noise:.3f} |" in text
+    assert "| Other | none | no data / 0.7 | no data | no data |" in text
+    assert "```sh\nflower-vfl reproduce some-table-1.toml\n```" in text
+    assert "- Differs, **unexplained**: Cancer / none, AUC / norm." in text
+    assert "- Differs: Cancer / noise, AUC. Because." in text
+    assert ("(held)" if held else "(missed)") in text
+    assert "The data of the paper." in text
+    assert "1 seed; 2 of 2 rows." in text
+    empty = as_markdown(experiment, frame.iloc[:0])
+    assert "Not run yet." in empty
+
+
+def test_the_command_runs_a_table_and_writes_the_page(
+    paper: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flower_vfl.simulations.papers import files as experiment_files
+
+    monkeypatch.setattr(experiment_files, "PAPERS", tmp_path)
+    monkeypatch.setattr(experiment_files, "_order", lambda name: (name,))
+    monkeypatch.setattr(reproducing, "RESULTS", tmp_path / "kept")
+    out = tmp_path / "runs"
+    arguments = ("reproduce", "some-table-1", "--out", str(out))
+    code, text, _ = call(capsys, monkeypatch, *arguments, "--seeds", "1")
+    assert code == 0
+    assert "Paper, Table 1" in text and "The data of the paper." in text
+    assert "1 seed; 2 of 2 rows" in text
+    assert "Command: flower-vfl reproduce some-table-1" in text
+    code, text, _ = call(capsys, monkeypatch, *arguments, "--quick", "--json")
+    document = json.loads(text)
+    assert code == 0 and document["smoke_run"]
+    assert document["rows"][0]["cells"]["AUC"]["paper"] == "0.9±0.1"
+    assert document["rows"][2]["missing"] == "not obtained"
+    code, text, _ = call(capsys, monkeypatch, *arguments, "--quick", "--markdown")
+    assert code == 0 and "**Smoke run" in text
+    page = tmp_path / "results.md"
+    write = ("reproduce", "--write", str(page), "--from")
+    quick = str(out / "reproduce-some-table-1-quick")
+    code, _, err = call(capsys, monkeypatch, *write, quick)
+    assert code == 2 and "smoke run" in err and not page.exists()
+    code, text, _ = call(
+        capsys, monkeypatch, *write, str(out / "reproduce-some-table-1")
+    )
+    assert code == 0
+    assert "## Paper" in page.read_text() and "| Cancer | none |" in page.read_text()
+    assert (tmp_path / "kept" / "some-table-1.csv").is_file()

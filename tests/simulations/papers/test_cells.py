@@ -1,0 +1,142 @@
+"""Values of a table: how cells show and compare them, how results are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.capture import CAPTURE_FILE
+from flower_vfl.simulations.cli.predict import predict_saved
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.papers.cell_metrics import (
+    Found,
+    completion,
+    leak,
+    neighbours,
+    series,
+)
+from flower_vfl.simulations.papers.cells import Cell, compare
+from flower_vfl.simulations.papers.experiments import Column
+from flower_vfl.simulations.parties import load_rows
+from flower_vfl.simulations.results import PARTIES_FOLDER
+from flower_vfl.simulations.runtime.engines import run_and_attack
+
+
+def cell(values: tuple[float, ...], paper: str, **settings: Any) -> Cell:
+    return Cell(values, Column("a", "final", **settings), paper)
+
+
+def test_a_cell_shows_mean_and_deviation() -> None:
+    assert cell((0.5, 0.7), "").text == "0.600 ± 0.141"
+    assert cell((0.5,), "").text == "0.500"
+    assert cell((), "0.3").text == ""
+    assert cell((0.5, 0.7), "", seeds="min").text == "0.500"
+    assert cell((0.5, 0.7), "", seeds="max", digits=1).text == "0.7"
+    assert cell((-1.25,), "", beside="b", how="percent").text == "-1.250%"
+
+
+@pytest.mark.parametrize(
+    ("values", "paper", "differs"),
+    [
+        ((0.5,), "0.54", False),  # within the tolerance
+        ((0.5,), "0.56", True),
+        ((0.5,), "0.56±0.04", False),  # within two deviations of the paper
+        ((0.4, 0.6), "0.7", False),  # within two of ours
+        ((0.5,), "", False),
+        ((), "0.9", False),
+        ((0.5,), "-0.049", True),
+        ((0.0179,), "1.79e-2 ± 7.03e-5", False),
+        ((1.12,), "1.12 (58 s)", False),
+    ],
+)
+def test_a_difference_is_one_beyond_chance(
+    values: tuple[float, ...], paper: str, differs: bool
+) -> None:
+    assert cell(values, paper).differs(0.05) is differs
+
+
+def test_values_are_compared_in_three_ways() -> None:
+    assert compare(3.0, 2.0, "ratio") == 1.5
+    assert compare(3.0, 2.0, "difference") == 1.0
+    assert compare(1.9, 2.0, "percent") == pytest.approx(-5.0)
+    assert math.isnan(compare(1.0, 0.0, "ratio"))
+
+
+DOCUMENT = {
+    "epochs": [{"steps": 2}, {"steps": 2}],
+    "series": {
+        "leak_norm/a": {"steps": [1, 2, 3, 4], "values": [0.1, 0.2, 0.3, 0.4]},
+        "leak_norm/b": {"steps": [1, 2, 3, 4], "values": [0.5, 0.6, 0.7, 0.8]},
+        "leak_norm/a+b": {"steps": [1], "values": [0.9]},
+        "leak_norm/a/random": {"steps": [1], "values": [0.5]},
+        "leak_norm@deep.0/a": {"steps": [4], "values": [0.66]},
+    },
+    "completion": [
+        {"attack": "passive:labels=4", "train": 0.2, "labels_only_train": 0.1},
+        {"attack": "passive:labels=4", "train": 0.4, "labels_only_train": 0.1},
+        {"attack": "active", "train": 0.9, "labels_only_train": None},
+    ],
+}
+
+
+def test_series_are_read_by_epoch_and_party() -> None:
+    run = Found(DOCUMENT)
+    assert leak(run, "norm", flipped=False) == pytest.approx(0.45)
+    assert leak(run, "norm", flipped=False, parties="max") == pytest.approx(0.65)
+    last = leak(run, "norm", flipped=False, epochs="last", parties="a")
+    assert last == pytest.approx(0.35)
+    assert series(run, "leak_norm", epochs="first", statistic="max") == 0.4
+    assert series(run, "leak_norm", parties="a+b") == 0.9
+    layer = leak(run, "norm", flipped=False, layers=["features.0", "deep.0"])
+    assert layer == 0.66
+    q95 = series(run, "leak_norm", statistic="q95", parties="b")
+    assert q95 == pytest.approx(np.quantile([0.5, 0.6, 0.7, 0.8], 0.95))
+    for wrong in (
+        lambda: leak(run, "cosine"),
+        lambda: leak(run, "norm", flipped=False, layers=["first"]),
+        lambda: series(run, "leak_norm", parties="c"),
+        lambda: series(run, "leak_norm@deep.0", epochs="first"),
+        lambda: completion(run, "direct"),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+def test_completions_are_read_by_attack() -> None:
+    run = Found(DOCUMENT)
+    assert completion(run) == pytest.approx(0.3)
+    assert completion(run, "active") == 0.9
+    assert completion(run, alone=True) == pytest.approx(0.1)
+
+
+def test_neighbours_tell_separate_classes_from_mixed_ones(tmp_path: Path) -> None:
+    stream = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    for shift, low, high in ((10.0, 1.0, 1.0), (0.0, 0.3, 0.7)):
+        rows = stream.normal(size=(200, 3)) + shift * labels[:, None]
+        arrays: dict[str, Any] = {"embedding/passive-1": rows, "label": labels}
+        np.savez(tmp_path / CAPTURE_FILE, **arrays)
+        assert low <= neighbours(Found({}, tmp_path)) <= high
+    with pytest.raises(ConfigError, match="set capture"):
+        neighbours(Found({}, tmp_path / "elsewhere"))
+
+
+def test_training_rows_are_evaluated_at_the_end(tmp_path: Path) -> None:
+    config = RunConfig(epochs=2, train_metrics=True, out=str(tmp_path))
+    config = replace(config, state_dir=str(tmp_path / PARTIES_FOLDER))
+    found = run_and_attack(config, "in-process")["final"]
+    frame = predict_saved(tmp_path, "train")
+    rows = load_rows(config, 0)
+    truth = dict(zip(rows.ids.astype(str), rows.labels, strict=True))
+    labels = [truth[name] for name in frame["id"].astype(str)]
+    scores = frame["probability of benign"]
+    auc = roc_auc_score(labels, scores)
+    assert found["train_auc"] == pytest.approx(auc, abs=1e-9)
+    assert "train_auc" not in run_and_attack(RunConfig(epochs=1), "in-process")["final"]

@@ -1,0 +1,163 @@
+"""The files of the papers' tables, their smoke runs, and the page of results."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_cases import call
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.checks import check_run
+from flower_vfl.simulations.papers import show as reproduce_show
+from flower_vfl.simulations.papers.cells import cells_of
+from flower_vfl.simulations.papers.files import (
+    PAPERS,
+    experiment_names,
+    load_experiment,
+)
+from flower_vfl.simulations.papers.reproduce import measured, run_experiment
+from flower_vfl.simulations.papers.show import as_markdown
+
+NAMES = experiment_names()
+# How many figures each table of a paper prints; a figure's are those in the text.
+PRINTED = {
+    "marvell-table-1": 6,
+    "gafm-table-2": 4 * 4 * 6,
+    "gafm-table-3": 4 * 2 * 2,
+    "gafm-table-4": 3 * 4 * 5,
+    "gafm-table-6": 4 * 3 * 5,
+    "gafm-table-7": 4 * 2,
+    "gafm-table-8": 4 * 5,
+    "gafm-table-10": 4 * 2 * 5,
+    "gafm-table-11": 3 * 6,
+    "gafm-original-table-1": 2 * 6 * 2,
+    "gafm-original-table-2": 2 * 5 * 2,
+    "gafm-original-table-3": 2 * (4 + 4 + 2),
+    "florist-table-1": 7,
+    "florist-table-2": 5,
+    "florist-table-3": 9,
+    "florist-table-5": 20,
+    "ladsg-table-4": 36,
+    "ladsg-table-5": 36,
+    "ladsg-table-6": 40,
+    "ladsg-table-7": 36,
+}
+FIGURES = {
+    "marvell-figure-3",
+    "marvell-figure-4",
+    "gafm-figure-2",
+    "gafm-figure-3",
+    "gafm-original-figure-3",
+    "florist-figure-2",
+    "ladsg-figure-4",
+    "ladsg-figure-5",
+    "ladsg-figure-6",
+}
+
+
+def test_every_table_and_figure_of_the_papers_is_there() -> None:
+    assert set(NAMES) == PRINTED.keys() | FIGURES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_of_the_paper_has_a_cell(name: str) -> None:
+    experiment = load_experiment(name)
+    printed = [text for row in experiment.figures.values() for text in row if text]
+    assert all(re.search(r"\d", text) for text in printed)
+    if name in PRINTED:
+        assert len(printed) == PRINTED[name]
+    else:  # a diagram
+        assert "read no values" in experiment.about["scaled"]
+        assert experiment.claims
+    assert experiment.minutes > 0
+    assert all(experiment.about.values())
+
+
+@pytest.mark.extra  # smoke runs have nearly the same names
+@pytest.mark.data
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_the_settings_mean_something(name: str, data_folder: Path) -> None:
+    experiment = load_experiment(name)
+    seen = set()
+    for row in experiment.rows:
+        if row.config is not None and row.config not in seen:
+            seen.add(row.config)
+            check_run(replace(row.config, limit=row.config.limit or 2000))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", NAMES)
+def test_a_smoke_run_fills_every_cell(
+    name: str, tmp_path: Path, data_folder: Path
+) -> None:
+    experiment = load_experiment(name, quick=True)
+    study = run_experiment(experiment, tmp_path / name, quick=True, bar=False)
+    assert study.errors == {}
+    assert "smoke run" in study.title and study.extra["quick"]
+    frame = measured(experiment, study)
+    cells = cells_of(experiment, frame)
+    read = [column.reading for column in experiment.shown]
+    for row in experiment.rows:
+        for reading, cell in zip(read, cells[row.labels], strict=True):
+            optional = reading in ("epoch", "nothing")  # e.g. vanilla has no GAN part
+            assert cell.values or row.missing or optional, (row.name, cell.column.name)
+            assert all(map(math.isfinite, cell.values))
+    text = as_markdown(experiment, frame, quick=True)
+    assert reproduce_show.SMOKE.capitalize() in text
+    assert f"flower-vfl reproduce {name} --quick" in text
+
+
+def test_an_unknown_table_is_told_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gafm-table-2"):
+        load_experiment("gafm-table-22")
+
+
+def test_the_list_names_every_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = call(capsys, monkeypatch, "reproduce", "--list", "--json")
+    entries = json.loads(out)
+    assert code == 0
+    assert [entry["name"] for entry in entries] == NAMES
+    assert all(entry["runs"] and entry["minutes"] for entry in entries)
+    code, out, _ = call(capsys, monkeypatch, "reproduce", "--list")
+    assert code == 0 and "hours in all" in out
+    code, _, err = call(capsys, monkeypatch, "reproduce")
+    assert code == 2 and "which table" in err
+
+
+def test_the_page_in_docs_is_the_one_that_would_be_written() -> None:
+    page = PAPERS.parents[1] / "docs" / "results.md"
+    assert page.read_text(encoding="utf-8") == reproduce_show.results_page()
+
+
+def test_the_overview_counts_what_the_tables_say() -> None:
+    page = reproduce_show.results_page()
+    head, *tables = page.split("### ")
+    rows = [line for line in head.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(tables) == len(experiment_names())
+    for row, table in zip(rows, tables, strict=True):
+        title, run, figures, alike, unexplained, held, missed = (
+            cell.strip() for cell in row.strip("|").split("|")
+        )
+        assert table.startswith(title)
+        if run == "not run yet":
+            assert "Not run yet." in table
+            continue
+        differing = [x for x in table.splitlines() if x.startswith("- Differs")]
+        listed = sum(line.partition(". ")[0].count("; ") + 1 for line in differing)
+        assert int(figures) == int(alike) + listed
+        assert (int(unexplained) > 0) == ("**unexplained**" in table)
+        assert int(held) == table.count("(held)")
+        assert int(missed) == table.count("(missed)")
+
+
+def test_shared_files_are_toml() -> None:
+    for path in (PAPERS / "shared").glob("*.toml"):
+        assert tomllib.loads(path.read_text(encoding="utf-8"))["paper"]

@@ -1,0 +1,308 @@
+"""A study: what is finished is kept, what fails is said, and one table has it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from study_cases import document_of
+
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.studies import study as study_module
+from flower_vfl.simulations.studies import trials as trials_module
+from flower_vfl.simulations.studies.run_metrics import (
+    completions_in,
+    leaks_of,
+    measures_of,
+    utility_of,
+    worst_leaks,
+)
+from flower_vfl.simulations.studies.study import Study, Trial, run_study
+
+TINY = RunConfig(limit=120, epochs=1, attack="norm,mean", reproducible_noise=True)
+
+
+def trials_of(*defenses: str, seeds: Sequence[int] = (0,)) -> list[Trial]:
+    return [
+        Trial(
+            {"defense": defense or "none", "seed": str(seed)},
+            replace(TINY, defense=defense, seed=seed),
+        )
+        for defense in defenses
+        for seed in seeds
+    ]
+
+
+@pytest.fixture
+def no_runs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Replace training by a document; return what was asked for."""
+    asked: list[RunConfig] = []
+
+    def pretend(config: RunConfig, engine: str) -> tuple[Any, dict[str, bytes]]:
+        asked.append(config)
+        if config.defense == "iso":
+            raise PartyError("passive-1", "it is gone", "Start it again", step=7)
+        if config.defense == "geno":
+            raise ZeroDivisionError("a fault of the method itself")
+        return document_of(config), {"capture.npz": b"rows"}
+
+    monkeypatch.setattr(trials_module, "run_trial", pretend)
+    return asked
+
+
+# --- keys ---------------------------------------------------------------------------
+
+
+def test_a_key_follows_from_what_decides_the_result() -> None:
+    trial = Trial({"defense": "marvell:s=4", "seed": "0"}, TINY)
+    elsewhere = replace(TINY, out="a", state_dir="b", resume=True, timeout=9.0)
+    assert trial.key.startswith("defense-marvell-s-4-seed-0-")
+    assert Trial(trial.labels, elsewhere).key == trial.key
+    assert Trial(trial.labels, replace(TINY, width=8)).key != trial.key
+    assert Trial(trial.labels, TINY, "ray").key != trial.key
+
+
+def test_a_key_is_the_name_of_a_folder() -> None:
+    labels = {"defense": "passive-1=iso:t=9; *=../a | gc", "x": "y" * 300}
+    key = Trial(labels, TINY).key
+    assert Path(key).name == key and not key.startswith(".") and len(key) < 80
+
+
+def test_a_result_without_a_newer_setting_is_still_the_trials() -> None:
+    trial = Trial({}, TINY)
+    document = document_of(TINY)
+    del document["config"]["leak_layers"]
+    assert trial.made(document)
+    assert not trial.made(document_of(replace(TINY, width=8)))
+    assert not Trial({}, TINY, "ray").made(document)
+    assert not trial.made(document | {"format": 2})
+
+
+# --- what is run, and what is not ---------------------------------------------------
+
+
+def test_what_is_finished_is_not_run_again(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    first = run_study(tmp_path, "compare", "t", trials_of("", seeds=(0, 1)))
+    assert [config.seed for config in no_runs] == [0, 1]
+    again = run_study(tmp_path, "compare", "t", trials_of("", seeds=(0, 1, 2)))
+    assert [config.seed for config in no_runs] == [0, 1, 2]
+    assert len(first.documents) == 2 and len(again.documents) == 3
+    assert (again.run_folder(again.trials[0]["key"]) / "capture.npz").is_file()
+
+
+def test_a_trial_that_comes_twice_is_run_once(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    study = run_study(tmp_path, "sweep", "t", trials_of("", "", seeds=(0, 0)))
+    assert len(no_runs) == len(study.trials) == 1
+
+
+@pytest.mark.parametrize("broken", ["", "{", '{"format": 1}', "[]"])
+def test_a_broken_result_is_run_again(
+    tmp_path: Path, no_runs: list[RunConfig], broken: str
+) -> None:
+    study = run_study(tmp_path, "compare", "t", trials_of(""))
+    (study.run_folder(study.trials[0]["key"]) / "result.json").write_text(broken)
+    study = run_study(tmp_path, "compare", "t", trials_of(""))
+    assert len(no_runs) == 2 and len(study.documents) == 1
+
+
+def test_an_error_does_not_lose_the_others(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    study = run_study(tmp_path, "compare", "t", trials_of("iso", "", "geno"))
+    assert len(study.documents) == 1 and len(study.errors) == 2
+    party, own = study.errors.values()
+    assert (party["party"], party["step"]) == ("passive-1", 7)
+    assert party["remedy"] == "Start it again"
+    assert own["error"] == "ZeroDivisionError: a fault of the method itself"
+    assert Study.load(tmp_path).errors == study.errors
+    run_study(tmp_path, "compare", "t", trials_of("iso", "", "geno"))
+    assert [config.defense for config in no_runs[3:]] == ["iso", "geno"]
+
+
+def test_an_interrupted_study_leaves_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(config: RunConfig, engine: str) -> Any:
+        if config.seed == 1:
+            raise KeyboardInterrupt
+        return document_of(config), {}
+
+    monkeypatch.setattr(trials_module, "run_trial", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tmp_path, "compare", "t", trials_of("", seeds=(0, 1)))
+    assert len(pd.read_csv(tmp_path / "results.csv")) == 1
+
+
+def test_a_folder_of_another_study_is_refused(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    run_study(tmp_path, "sweep", "t", trials_of(""))
+    with pytest.raises(ConfigError, match="another kind, sweep; choose another --out"):
+        run_study(tmp_path, "compare", "t", trials_of(""))
+    with pytest.raises(ConfigError, match=r"has no study\.json"):
+        Study.load(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"workers": 0}, "at least 1"),
+        ({"gpus": 0.5}, "give --workers or --ray-address too"),
+        ({"workers": 2, "engine": "ray"}, "--workers 1"),
+        ({"engine": "moon"}, "known: flower, in-process, ray"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    tmp_path: Path, settings: dict[str, Any], problem: str
+) -> None:
+    engine = settings.pop("engine", "in-process")
+    trials = [Trial({}, TINY, engine)]
+    with pytest.raises(ConfigError, match=problem):
+        run_study(tmp_path, "compare", "t", trials, **settings)
+    with pytest.raises(ConfigError, match="at least one run"):
+        run_study(tmp_path, "compare", "t", [])
+
+
+# --- the table ----------------------------------------------------------------------
+
+
+def test_the_table_has_labels_settings_and_measures(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    trials = trials_of("", "marvell", seeds=(0, 1))
+    wide = replace(trials[-1], config=replace(trials[-1].config, width=8))
+    study = run_study(tmp_path, "compare", "t", [*trials[:-1], wide])
+    frame = study.frame()
+    assert list(frame["defense"]) == ["none", "none", "marvell", "marvell"]
+    assert list(frame["seed"]) == [0, 1, 0, 1] and frame["seed"].dtype.kind == "i"
+    assert list(frame["width"]) == [16, 16, 16, 8]
+    assert "epochs" not in frame  # the same everywhere
+    assert set(frame["test_auc"]) == {0.9} and set(frame["leak_norm"]) == {0.8}
+    for read in (pd.read_csv, pd.read_parquet):
+        path = study.write_table({pd.read_csv: "csv"}.get(read, "parquet"))
+        pd.testing.assert_frame_equal(read(path), frame, check_dtype=False)
+
+
+def test_leaks_are_flipped_after_the_mean_and_the_largest_single_party_counts() -> None:
+    document = document_of(TINY)
+    document["leakage"] = {
+        "passive-1": {"norm": {"mean": 0.2, "flipped_mean": 0.85}, "mean": {}},
+        "passive-2": {"norm": {"mean": 0.6, "flipped_mean": 0.9}},
+        "passive-2/random": {"norm": {"mean": 0.99, "flipped_mean": 0.99}},
+        "passive-1+passive-2": {"norm": {"mean": 0.95, "flipped_mean": 0.95}},
+    }
+    found = leaks_of(document)["norm"]
+    assert found["passive-1"] == pytest.approx(0.8) and found["passive-2"] == 0.6
+    assert worst_leaks(document) == {"norm": pytest.approx(0.8)}
+    row = measures_of(document)
+    assert row["flipped_leak_norm"] == 0.9
+    assert row["leak_norm/passive-1+passive-2"] == 0.95
+    document["final"] = {"test_pearson": 0.7, "test_rmse": 1.0}
+    assert worst_leaks(document) == {"norm": 0.9}  # |rho|, which has no other side
+
+
+def test_the_main_metric_is_that_of_the_task() -> None:
+    document = document_of(TINY)
+    assert utility_of(document) == ("test_auc", 0.9)
+    document["final"] = {"valid_accuracy": 0.6, "train_accuracy": 0.8}
+    assert utility_of(document) == ("valid_accuracy", 0.6)
+
+
+def test_completion_is_the_mean_of_repetitions_of_the_best_party() -> None:
+    def entry(attack: str, party: int, train: float, test: float | None) -> Any:
+        name = f"passive-{party}"
+        return {"attack": attack, "party": name, "train": train, "test": test}
+
+    found = [entry("passive:labels=4", 1, 0.6, 0.5)]
+    found += [entry("passive:labels=4", 2, 0.7, None)]
+    found += [entry("passive:labels=4", 2, 0.9, None)]
+    assert completions_in({"completion": found}) == {
+        "completion_passive_train": pytest.approx(0.8),
+        "completion_passive_test": 0.5,
+    }
+    found.append(entry("passive:labels=8", 1, 0.75, 0.7))
+    assert "completion_passive:labels=8_test" in completions_in({"completion": found})
+
+
+# --- real runs ----------------------------------------------------------------------
+
+RUN_IN_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_study import trials_of
+from flower_vfl.simulations.studies.study import run_study
+run_study(Path(sys.argv[1]), "sweep", "t", trials_of("", "iso", seeds=range(6)))
+"""
+
+
+def finished(folder: Path) -> dict[str, tuple[int, int]]:
+    files = folder.glob("runs/*/result.json")
+    return {f.parent.name: (f.stat().st_ino, f.stat().st_mtime_ns) for f in files}
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    code = RUN_IN_ANOTHER_PROCESS.format(tests=str(Path(__file__).parent))
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(command, start_new_session=True)
+    while len(finished(tmp_path)) < 6:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = finished(tmp_path)
+    assert 6 <= len(before) < 12
+    subprocess.run(command, check=True)
+    after = finished(tmp_path)
+    assert len(after) == 12
+    assert {key: after[key] for key in before} == before
+    assert len(pd.read_csv(tmp_path / "results.csv")) == 12
+    left = [path.name for path in tmp_path.rglob(".*")]
+    assert len(left) <= 1  # what was being written at that moment
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_runs_on_ray_find_the_same_as_runs_here(tmp_path: Path) -> None:
+    import ray
+
+    config = replace(TINY, attack="norm,passive:labels=10,steps=20")
+    trials = [Trial({"seed": str(s)}, replace(config, seed=s)) for s in (0, 1)]
+    wrong = Trial({"seed": "2"}, replace(config, seed=2, data_dir="", dataset="moon"))
+    here = run_study(tmp_path / "here", "sweep", "t", [*trials, wrong])
+    there = run_study(tmp_path / "there", "sweep", "t", [*trials, wrong], workers=2)
+    assert not ray.is_initialized()
+    assert list(here.errors) == list(there.errors) == [wrong.key]
+    assert "unknown dataset 'moon'" in there.errors[wrong.key]["error"]
+    assert set(there.documents) == {trial.key for trial in trials}
+    for key, document in there.documents.items():
+        assert document["workers"] == 2
+        for part in ("final", "leakage", "completion", "config"):
+            assert document[part] == here.documents[key][part]
+
+
+def test_a_real_run_is_kept_without_its_parties(tmp_path: Path) -> None:
+    trial = Trial({"seed": "0"}, replace(TINY, capture=5))
+    study = run_study(tmp_path, "compare", "t", [trial])
+    folder = study.run_folder(trial.key)
+    assert {path.name for path in folder.iterdir()} == {"result.json", "capture.npz"}
+    kept = json.loads((folder / "result.json").read_text())
+    assert kept["config"]["out"] == kept["config"]["state_dir"] == ""
+    assert Study.load(tmp_path).documents[trial.key] == kept
+    assert study_module.STUDY_FILE in {path.name for path in tmp_path.iterdir()}

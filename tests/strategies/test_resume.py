@@ -1,0 +1,208 @@
+"""A run goes on from its checkpoints as if nothing had disturbed it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from resume_cases import (
+    EPOCHS,
+    STEPS,
+    CountingTransform,
+    PowerCutError,
+    cut_at,
+    rich_grid,
+    strategy,
+)
+from torch import Tensor
+from vertical_cases import (
+    WrappedGrid,
+    assert_equal,
+    final_states,
+    losses,
+    rich_app,
+    scores,
+)
+
+from flower_vfl import Batch, InProcessGrid
+from flower_vfl.parties.checkpoints import DirectoryStore, RecordStore
+from flower_vfl.protocol import replay as sessions
+from flower_vfl.protocol.messages import Verb, read
+from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+
+
+def outcome(folder: Path, result: Any) -> list[object]:
+    return [final_states(folder), losses(result), scores(result)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with rich_grid(folder) as grid:
+        result = strategy(folder, 0).start(grid, num_rounds=EPOCHS)
+    assert len(losses(result)) == EPOCHS
+    return outcome(folder, result)
+
+
+@pytest.mark.parametrize(
+    ("verb", "count", "every"),
+    [
+        pytest.param(Verb.TRAIN_STEP, 6, 1, id="mid-epoch"),
+        pytest.param(Verb.TRAIN_STEP, 9, 2, id="some steps after a checkpoint"),
+        pytest.param(Verb.TRAIN_STEP, 7, STEPS, id="epoch end"),
+        pytest.param(Verb.TRAIN_STEP, 2, 4, id="before the first"),
+        pytest.param(Verb.EVALUATE, 3, 1, id="while evaluating"),
+        pytest.param(Verb.CHECKPOINT, 9, 1, id="while some parties keep one"),
+        pytest.param(Verb.FORWARD, 11, 2, id="one party ahead of the other"),
+    ],
+)
+def test_a_resumed_run_ends_as_the_undisturbed_one(
+    verb: Verb, count: int, every: int, undisturbed: list[object], tmp_path: Path
+) -> None:
+    with rich_grid(tmp_path) as grid, pytest.raises(PowerCutError):
+        strategy(tmp_path, every).start(cut_at(grid, verb, count), num_rounds=EPOCHS)
+    with rich_grid(tmp_path) as grid:  # other processes, another run id
+        result = strategy(tmp_path, every).start(grid, num_rounds=EPOCHS, resume=True)
+        assert_equal(outcome(tmp_path, result), undisturbed)
+
+
+def test_a_run_can_be_resumed_twice(undisturbed: list[object], tmp_path: Path) -> None:
+    for count in (4, 5):
+        with rich_grid(tmp_path) as grid, pytest.raises(PowerCutError):
+            strategy(tmp_path, 2).start(
+                cut_at(grid, Verb.TRAIN_STEP, count),
+                num_rounds=EPOCHS,
+                resume=count == 5,
+            )
+    with rich_grid(tmp_path) as grid:
+        result = strategy(tmp_path, 2).start(grid, num_rounds=EPOCHS, resume=True)
+        assert_equal(outcome(tmp_path, result), undisturbed)
+
+
+def test_without_a_folder_of_the_strategy_weights_are_resumed(
+    undisturbed: list[object], tmp_path: Path
+) -> None:
+    with rich_grid(tmp_path) as grid, pytest.raises(PowerCutError):
+        strategy(None, 1, transforms=[]).start(
+            cut_at(grid, Verb.TRAIN_STEP, 6), num_rounds=EPOCHS
+        )
+    with rich_grid(tmp_path) as grid:
+        result = strategy(None, 1, transforms=[]).start(
+            grid, num_rounds=EPOCHS, resume=True
+        )
+    assert list(losses(result)) == [2, 3, 4]
+
+
+def test_the_end_of_an_early_stopped_run_survives_a_power_cut(tmp_path: Path) -> None:
+    """Best value, patience and the best epoch's weights are part of a checkpoint."""
+
+    def eager(folder: Path) -> VerticalStrategy:
+        made = strategy(folder, 1, learning_rate=0.3)
+        made.early_stopping = EarlyStopping(patience=1, metric="accuracy")
+        return made
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with rich_grid(whole) as grid:
+        expected = outcome(whole, eager(whole).start(grid, num_rounds=20))
+    stopped_at = max(expected[1])  # type: ignore[call-overload]
+    assert 2 <= stopped_at < 20
+    with rich_grid(cut) as grid, pytest.raises(PowerCutError):
+        eager(cut).start(
+            cut_at(grid, Verb.TRAIN_STEP, (stopped_at - 1) * STEPS + 2), num_rounds=20
+        )
+    with rich_grid(cut) as grid:
+        result = eager(cut).start(grid, num_rounds=20, resume=True)
+    assert_equal(outcome(cut, result), expected)
+
+
+@pytest.mark.parametrize("party", ["label", "passive-2"])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_party_that_loses_its_memory_is_rewound(
+    party: str, on_disk: bool, undisturbed: list[object], tmp_path: Path
+) -> None:
+    run_config = {"state-dir": str(tmp_path)} if on_disk else None
+    grid = InProcessGrid(rich_app(), 3, run_config)
+    seen = {"labels": 0}
+
+    def lose_memory(message: Message) -> None:
+        seen["labels"] += message.metadata.message_type == Verb.TRAIN_STEP.value
+        if seen["labels"] == 8:
+            seen["labels"] += 1
+            found = next(
+                key
+                for key, s in sessions._sessions.items()
+                if s.party.name == party and key[0] == grid.run.run_id
+            )
+            del sessions._sessions[found]
+
+    wrapped = WrappedGrid(grid, lose_memory)
+    result = strategy(None, 3).start(wrapped, num_rounds=EPOCHS)
+    assert seen["labels"] > EPOCHS * STEPS + 1  # steps were repeated
+    if on_disk:
+        final = final_states(tmp_path)
+    else:
+        states = [context.state for context in grid._contexts.values()]
+        final = {
+            name: RecordStore(state).load("final")
+            for name, state in zip(undisturbed[0], states, strict=True)  # type: ignore[call-overload]
+        }
+    assert_equal([final, losses(result), scores(result)], undisturbed)
+
+
+def test_a_party_that_loses_its_memory_at_the_very_end_is_rewound(
+    undisturbed: list[object], tmp_path: Path
+) -> None:
+    grid = rich_grid(tmp_path)
+    seen = {"lost": 0}
+
+    def lose_memory(message: Message) -> None:
+        if read(message).config.get("tag") == "final" and not seen["lost"]:
+            seen["lost"] += 1
+            sessions.forget(grid.run.run_id)
+
+    wrapped = WrappedGrid(grid, lose_memory)
+    result = strategy(tmp_path, 2).start(wrapped, num_rounds=EPOCHS)
+    assert seen["lost"] == 1
+    assert_equal(outcome(tmp_path, result), undisturbed)
+
+
+def test_ctrl_c_ends_after_a_checkpoint_and_can_be_resumed(
+    undisturbed: list[object], tmp_path: Path
+) -> None:
+    class Impatient(CountingTransform):
+        def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
+            if batch.step == 5 and batch.party == "passive-1":
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().__call__(gradient, batch)
+
+    before = signal.getsignal(signal.SIGINT)
+    with rich_grid(tmp_path) as grid, pytest.raises(KeyboardInterrupt):
+        strategy(tmp_path, 0, transforms=[Impatient()]).start(grid, num_rounds=EPOCHS)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "step-5" in DirectoryStore(tmp_path / "label").tags()
+    with rich_grid(tmp_path) as grid:
+        result = strategy(tmp_path, 0).start(grid, num_rounds=EPOCHS, resume=True)
+        assert_equal(outcome(tmp_path, result), undisturbed)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    class Hanging(CountingTransform):
+        def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("still here")
+
+    with rich_grid(tmp_path) as grid, pytest.raises(KeyboardInterrupt):
+        strategy(tmp_path, 0, transforms=[Hanging()]).start(grid, num_rounds=EPOCHS)
+    assert not DirectoryStore(tmp_path / "label").tags()
+
+
+def test_what_the_strategy_keeps_in_memory_does_not_grow(tmp_path: Path) -> None:
+    made = strategy(tmp_path, 1)
+    with rich_grid(tmp_path) as grid:
+        made.start(grid, num_rounds=EPOCHS)
+    assert len(made._running()._keeper.kept) <= 4  # two steps, best and final
