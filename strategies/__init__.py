@@ -2,7 +2,7 @@
 
 from flower_vfl.strategies.adapters.defended_grid import defended_grid
 from flower_vfl.strategies.adapters.defense_mod import defense_mod
-from flower_vfl.strategies.defenses.base import Defense, StrongDefense
+from flower_vfl.strategies.defenses.base import AdjustableTransform, RowTransform
 from flower_vfl.strategies.defenses.compose import Compose, PerParty, Scheduled
 from flower_vfl.strategies.defenses.flsg import FLSG
 from flower_vfl.strategies.defenses.geno import Geno
@@ -34,8 +34,8 @@ __all__ = [
     "PLACEMENTS",
     "PPDL",
     "TRACKERS",
+    "AdjustableTransform",
     "Compose",
-    "Defense",
     "EarlyStopping",
     "Geno",
     "GradientCompression",
@@ -49,9 +49,9 @@ __all__ = [
     "NoisyGradients",
     "PerParty",
     "Placement",
+    "RowTransform",
     "SGSub",
     "Scheduled",
-    "StrongDefense",
     "TensorBoard",
     "Tracker",
     "VerticalResult",

@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.transform import Batch
 
 
-class Defense(ABC):
+class RowTransform(ABC):
     """A gradient transform whose formula works on a matrix with one row per example.
 
     Takes care of what has nothing to do with a formula: gradients of any shape are
@@ -86,7 +86,7 @@ class Defense(ABC):
             )
 
 
-class StrongDefense(Defense):
+class AdjustableTransform(RowTransform):
     """A defense whose strength is one number, which can be raised while it works.
 
     What it was raised by is its state, so that a run that is resumed with another

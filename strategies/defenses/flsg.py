@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, require
+from .base import RowTransform, require
 from .sgsub import Original, Substitute, search
 
 
@@ -33,7 +33,7 @@ def flsg(
     return search(original, distance, tau, max_attempts, generator)
 
 
-class FLSG(Defense):
+class FLSG(RowTransform):
     """A sampled gradient in place of the real one, close to it.
 
     The rank order of the entries survives here as in SGSub, which says what that leaks.

@@ -19,7 +19,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import Batch
 
-from .base import Defense, require, row_norms
+from .base import RowTransform, require, row_norms
 from .response import Response, Responses
 
 DEVIATIONS = 6.0  # a norm is too large so many deviations above the median
@@ -58,7 +58,7 @@ def outlier_limit(norms: Iterable[float]) -> float:
     return middle + DEVIATIONS * max(deviation, SMALLEST_DEVIATION * middle)
 
 
-class Geno(Defense):
+class Geno(RowTransform):
     """Withhold the gradient of a party whose norm is out of the ordinary.
 
     It then gets none, and the metric ``withheld`` is 1 for that step. LADSG means it

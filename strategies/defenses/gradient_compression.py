@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, require
+from .base import RowTransform, require
 
 
 def compress(rows: Tensor, keep: float) -> Tensor:
@@ -43,7 +43,7 @@ def _largest(sizes: Tensor, k: int) -> Tensor:
     return sizes.kthvalue(rank + 1).values
 
 
-class GradientCompression(Defense):
+class GradientCompression(RowTransform):
     """Only the largest entries of the gradient leave.
 
     Parameters

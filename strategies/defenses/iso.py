@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import StrongDefense, normal, require, row_norms
+from .base import AdjustableTransform, normal, require, row_norms
 
 
 def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
@@ -23,7 +23,7 @@ def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
     return normal(rows, generator).mul_(scale).add_(rows)
 
 
-class Iso(StrongDefense):
+class Iso(AdjustableTransform):
     """Isotropic Gaussian noise, relative to the largest row of the batch.
 
     Parameters

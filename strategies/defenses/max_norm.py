@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, normal, row_norms
+from .base import RowTransform, normal, row_norms
 
 
 def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -29,7 +29,7 @@ def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
     return (rows.double() * stretch.unsqueeze(1)).to(rows.dtype)
 
 
-class MaxNorm(Defense):
+class MaxNorm(RowTransform):
     """Noise along each row's own direction that makes all expected norms equal.
 
     The length of a row no longer tells its label; its direction still may.

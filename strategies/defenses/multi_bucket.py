@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, require
+from .base import RowTransform, require
 
 
 def quantize(rows: Tensor, bins: int, bound: float) -> Tensor:
@@ -27,7 +27,7 @@ def quantize(rows: Tensor, bins: int, bound: float) -> Tensor:
     return index.mul_(step).add_(0.0)
 
 
-class MultiBucket(Defense):
+class MultiBucket(RowTransform):
     """Entries rounded to a few values.
 
     Parameters

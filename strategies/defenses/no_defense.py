@@ -6,10 +6,10 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense
+from .base import RowTransform
 
 
-class NoDefense(Defense):
+class NoDefense(RowTransform):
     """Leave every gradient as it is."""
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import StrongDefense, require
+from .base import AdjustableTransform, require
 
 
 def laplace(
@@ -40,7 +40,7 @@ def laplace(
     return noise.reshape(tuple(shape))
 
 
-class NoisyGradients(StrongDefense):
+class NoisyGradients(AdjustableTransform):
     """Laplace noise on every entry, the same whatever the gradient's size.
 
     Parameters

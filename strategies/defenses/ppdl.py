@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, require
+from .base import RowTransform, require
 from .noisy_gradients import laplace
 
 
@@ -59,7 +59,7 @@ def share_selected(
     return shared.reshape(rows.shape)
 
 
-class PPDL(Defense):
+class PPDL(RowTransform):
     """Selective sharing: a few noisy entries, chosen at random among the large ones.
 
     With the published settings the noise is far larger than γ, so that nearly every

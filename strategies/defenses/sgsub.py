@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flower_vfl.transform import Batch
 
-from .base import Defense, normal, require
+from .base import RowTransform, normal, require
 
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
 
@@ -155,7 +155,7 @@ def sgsub(
     return search(original, score, tau, max_attempts, generator)
 
 
-class SGSub(Defense):
+class SGSub(RowTransform):
     """A sampled gradient in place of the real one, of similar direction and shape.
 
     The rank order of the entries survives by construction, and with it most of what

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.strategies.defenses.base import StrongDefense, normal, require
+from flower_vfl.strategies.defenses.base import AdjustableTransform, normal, require
 from flower_vfl.transform import AUC_BOUND, Batch
 
 from .multiclass import solve_multiclass
@@ -118,7 +118,7 @@ def class_statistics(
     return sizes.cpu(), means.cpu(), (squares / (sizes * d)).cpu()
 
 
-class Marvell(StrongDefense):
+class Marvell(AdjustableTransform):
     """Noise whose covariances minimise the divergence between the classes.
 
     The larger of two labels is the positive one. Each batch with two classes reports
