@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.attacks.scores import as_rows, row_norms, within_range
+from flower_vfl.leakage.attacks.scores import as_rows, finite_norms
 from flower_vfl.objectives import Task
+from flower_vfl.rows import within_range
 
 from .kernels import Array
 
@@ -131,7 +132,7 @@ class PartyBatch:
         self.norms: Array = torch.linalg.vector_norm(self.rows, dim=1).cpu().numpy()
         if not self.norms.size or within_range(self.norms.min(), self.norms.max()):
             return
-        norms = row_norms(self.rows)  # refuses what is not finite
+        norms = finite_norms(self.rows)  # refuses what is not finite
         self.rows = self.rows.to(norms.dtype)
         self.norms = norms.cpu().numpy()
 

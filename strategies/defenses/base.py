@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.rows import to_rows
 from flower_vfl.transform import Batch
 
 
@@ -45,9 +46,8 @@ class RowTransform(ABC):
             )
         if gradient.numel() == 0:
             return gradient
-        half = gradient.dtype in (torch.float16, torch.bfloat16)
-        rows = gradient.detach().reshape(gradient.shape[0] if gradient.ndim else 1, -1)
-        changed = self.perturb(rows.float() if half else rows, batch)
+        rows = to_rows(gradient)
+        changed = self.perturb(rows, batch)
         if changed is None or changed is rows:
             return None if changed is None else gradient
         limits = torch.finfo(gradient.dtype)
@@ -116,25 +116,6 @@ def require(condition: bool, name: str, wanted: str, value: object) -> None:
     """Refuse a parameter of a defense."""
     if not condition:
         raise ConfigError(f"{name} must be {wanted}, got {value}")
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row, whatever its size.
-
-    Single precision is many times faster than double; where its squares may have
-    over- or underflowed, the norms are computed again in double precision, and rows of
-    doubles are scaled first.
-    """
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    if rows.dtype != torch.float64:
-        least, most = torch.aminmax(norms)
-        if not (float(least) > 1e-15 and float(most) < 1e15):
-            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        return norms.double()
-    tiny = torch.finfo(rows.dtype).tiny
-    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
-    norms = torch.linalg.vector_norm(rows / largest, dim=1)
-    return norms * largest.squeeze(1)
 
 
 def normal(rows: Tensor, generator: torch.Generator, columns: bool = True) -> Tensor:

@@ -17,9 +17,10 @@ from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.rows import row_norms
 from flower_vfl.transform import Batch
 
-from .base import RowTransform, require, row_norms
+from .base import RowTransform, require
 from .response import Response, Responses
 
 DEVIATIONS = 6.0  # a norm is too large so many deviations above the median
@@ -34,7 +35,7 @@ SUSPICION = (
 
 def gradient_norm(rows: Tensor) -> float:
     """Return the Euclidean norm of a whole gradient; always finite."""
-    norms = row_norms(rows).clamp_max_(LARGEST_NORM)
+    norms = row_norms(rows).double().clamp_max_(LARGEST_NORM)
     largest = float(norms.max())
     if largest == 0.0:
         return 0.0

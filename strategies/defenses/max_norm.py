@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import row_norms
 from flower_vfl.transform import Batch
 
-from .base import RowTransform, normal, row_norms
+from .base import RowTransform, normal
 
 
 def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -19,7 +20,7 @@ def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
     Row j becomes g_j·(1 + σ_j·ε_j) with one normal number ε_j per row and
     σ_j² = max‖g‖²/‖g_j‖² − 1. A row of zeros stays zero.
     """
-    norms = row_norms(rows).clamp(max=torch.finfo(torch.float64).max)
+    norms = row_norms(rows).double().clamp(max=torch.finfo(torch.float64).max)
     ratio = norms.max() / norms
     sigma = torch.sqrt(ratio - 1.0) * torch.sqrt(ratio + 1.0)
     sigma = sigma.nan_to_num_(0.0, posinf=0.0)

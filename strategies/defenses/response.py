@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import row_norms
+from flower_vfl.rows import row_norms
 
 TRACKED = 4096  # rows whose embeddings are remembered, of each party
 MEASUREMENTS = 50  # steps over which a response is a median

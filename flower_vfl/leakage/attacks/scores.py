@@ -11,16 +11,14 @@ Inference Attacks Against Vertical Federated Learning (direct).
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.rows import row_norms, to_rows
 
 from .centers import CenterKind, class_centers
 
-_TINY = torch.finfo(torch.float64).tiny
 _PART = {torch.float32: 2.0**-17, torch.float64: 2.0**-30}  # of the largest score
 _SMALL = 2**14  # entries; up to here double precision costs next to nothing
 
@@ -35,36 +33,16 @@ def as_rows(gradient: Tensor) -> Tensor:
             "a gradient must have one row of floating point numbers per example, got "
             f"{gradient.dtype} of the shape {tuple(gradient.shape)}"
         )
-    rows = gradient.detach().reshape(len(gradient), math.prod(gradient.shape[1:]))
-    if rows.numel() <= _SMALL:
-        return rows.double()
-    half = rows.dtype in (torch.float16, torch.bfloat16)
-    return rows.float() if half else rows
+    rows = to_rows(gradient)
+    return rows.double() if rows.numel() <= _SMALL else rows
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row; refuse numbers that are not finite.
-
-    Squares of single-precision numbers can vanish or overflow; where they come near
-    it, the norms are computed in double precision.
-    """
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    if not rows.numel():
-        return norms
-    if within_range(*(float(bound) for bound in torch.aminmax(norms))):
-        return norms
-    bad = int((~torch.isfinite(rows)).sum())
-    if bad:
+def finite_norms(rows: Tensor) -> Tensor:
+    """Return the Euclidean norm of every row; refuse numbers that are not finite."""
+    norms = row_norms(rows)
+    if not torch.isfinite(norms).all() and (bad := int((~torch.isfinite(rows)).sum())):
         raise ConfigError(f"{bad} numbers of the gradient are missing or infinite")
-    rows = rows.double()
-    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
-    norms = torch.linalg.vector_norm(rows / largest, dim=1)
-    return norms * largest.squeeze(1)
-
-
-def within_range(low: float, high: float) -> bool:
-    """Return whether squares of single-precision norms neither vanish nor overflow."""
-    return low >= 1e-15 and high <= 1e15
+    return norms
 
 
 def norm_attack(gradient: Tensor) -> Tensor:
@@ -75,7 +53,7 @@ def norm_attack(gradient: Tensor) -> Tensor:
     gradient : Tensor
         One row per example.
     """
-    return row_norms(as_rows(gradient))
+    return finite_norms(as_rows(gradient))
 
 
 def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
@@ -91,7 +69,7 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
     """
     rows = as_rows(gradient)
     known = as_rows(positive.reshape(-1, rows.shape[1])).to(rows)
-    lengths = torch.outer(row_norms(rows), row_norms(known)).to(rows)
+    lengths = torch.outer(finite_norms(rows), finite_norms(known)).to(rows)
     cosines = rows @ known.T / torch.where(lengths > 0, lengths, 1.0)
     cosines = _round_to(cosines, _PART[cosines.dtype])
     return cosines[:, 0] if positive.shape == gradient.shape[1:] else cosines
@@ -169,13 +147,13 @@ def _center_attack(
     hard: bool,
 ) -> Tensor:
     rows = as_rows(gradient).double()
-    row_norms(rows)  # refuses what is not finite
+    finite_norms(rows)  # refuses what is not finite
     if centers is None:
         if labels is None:
             raise ConfigError(f"the {kind} attack needs labels or the class {kind}s")
         centers = class_centers(kind, rows, labels)
     centers = as_rows(centers).to(rows)
-    distances = torch.stack([row_norms(rows - center) for center in centers], dim=1)
+    distances = torch.stack([finite_norms(rows - center) for center in centers], dim=1)
     if hard:
         closer = distances[:, 1] <= distances[:, 0] if len(centers) == 2 else None
         return distances.argmin(dim=1) if closer is None else closer.long()
@@ -203,7 +181,7 @@ def spectral_attack(gradient: Tensor, signed: bool = False) -> Tensor:
         from their common mean, and only this tells them apart.
     """
     rows = as_rows(gradient)
-    row_norms(rows)
+    finite_norms(rows)
     distances = (rows - rows.mean(dim=0)) @ top_direction(rows)
     return distances if signed else distances.abs()
 
@@ -238,7 +216,7 @@ def direct_attack(gradient: Tensor, hard: bool = True) -> Tensor:
         smallest entry. False returns −g as the score.
     """
     rows = as_rows(gradient)
-    row_norms(rows)
+    finite_norms(rows)
     if rows.shape[1] == 1:
         return (rows[:, 0] < 0).long() if hard else -rows[:, 0]
     return rows.argmin(dim=1) if hard else -rows

@@ -18,7 +18,7 @@ from flower_vfl.leakage.party_batch import BatchLabels, PartyBatch
 from flower_vfl.objectives import Task
 
 from .registry import build_for
-from .scores import as_rows, row_norms
+from .scores import as_rows, finite_norms
 
 
 class StaleGradients:
@@ -49,7 +49,7 @@ class StaleGradients:
     def add(self, index: Tensor, gradient: Tensor) -> None:
         """Collect one batch."""
         batch = as_rows(gradient)
-        norms = row_norms(batch)  # refuses what is not finite
+        norms = finite_norms(batch)  # refuses what is not finite
         index = index.reshape(-1).to(batch.device).long()
         if len(index) != len(batch):
             raise ConfigError(f"got {len(index)} row numbers for {len(batch)} rows")
