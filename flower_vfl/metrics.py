@@ -1,4 +1,4 @@
-"""How good a model is, as functions of predictions and labels.
+"""Utility metrics of a model as functions of predictions and labels.
 
 Predictions are what :meth:`flower_vfl.Objective.predict` returns: the probability of
 the positive class (binary), one probability per class (multi-class), or a value
@@ -12,16 +12,25 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 from torch import Tensor
 
 from .errors import ConfigError
 
 Floats = NDArray[np.float64]
+_TOP_K = 5
 
 
 def class_numbers(labels: Tensor, rows: int) -> Tensor:
-    """Return labels as whole numbers; refuse any other, or another number of them."""
+    """Return labels as integers; refuse other values and a wrong number of labels."""
     flat = labels.detach().reshape(-1)
     if len(flat) != rows:
         raise ConfigError(f"got {len(flat)} labels for {rows} rows")
@@ -36,12 +45,12 @@ def class_numbers(labels: Tensor, rows: int) -> Tensor:
 def adaptive_calibration_error(
     probabilities: Tensor, labels: Tensor, bins: int = 15
 ) -> float:
-    """Return how far predicted probabilities are from frequencies (Nixon et al., 2019).
+    """Return the adaptive calibration error (ACE) of Nixon et al. (2019).
 
-    The predictions of a class are sorted and cut into bins of equal mass; the error is
+    The predictions of a class are sorted and cut into bins of equal mass. The error is
     the mean over bins and classes of |mean prediction − frequency of the class|. Rows
-    with the same prediction share their mean label, so that the order of the rows does
-    not matter. https://arxiv.org/abs/1904.01685
+    with equal predictions share their mean label, so the row order does not matter.
+    https://arxiv.org/abs/1904.01685
 
     Parameters
     ----------
@@ -51,6 +60,12 @@ def adaptive_calibration_error(
         Class numbers.
     bins : int (default: 15)
         Number of bins; sizes differ by at most one row, the larger ones first.
+
+    Examples
+    --------
+    >>> probabilities = torch.tensor([0.25, 0.25, 0.75, 0.75])
+    >>> adaptive_calibration_error(probabilities, torch.tensor([0, 0, 1, 1]), bins=2)
+    0.25
     """
     numbers = class_numbers(labels, len(probabilities)).to(probabilities.device)
     if bins < 1 or not len(numbers):
@@ -74,7 +89,7 @@ def adaptive_calibration_error(
 
 
 def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
-    """Give rows with the same value the mean of their hits; values are sorted."""
+    """Give rows with equal values the mean of their hits; values are sorted."""
     first = torch.searchsorted(ordered, ordered)
     last = torch.searchsorted(ordered, ordered, right=True)
     until = torch.nn.functional.pad(hits.cumsum(dim=1), (1, 0))
@@ -82,9 +97,18 @@ def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
 
 
 def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUC, accuracy, cross entropy and adaptive calibration error."""
+    """Return AUC, accuracy, F1, cross entropy and adaptive calibration error.
+
+    Examples
+    --------
+    >>> found = binary_metrics(np.array([0.1, 0.4, 0.9]), np.array([0.0, 1.0, 1.0]))
+    >>> round(found["auc"], 3), round(found["f1"], 3)
+    (1.0, 0.667)
+    """
+    truth, chosen = labels > 0.5, predictions > 0.5
     result = {
-        "accuracy": float(np.mean((predictions > 0.5) == (labels > 0.5))),
+        "accuracy": float(accuracy_score(truth, chosen)),
+        "f1": float(f1_score(truth, chosen, zero_division=0.0)),
         "loss": float(log_loss(labels, predictions, labels=[0, 1])),
         "ace": _calibration_error(predictions, labels),
     }
@@ -94,14 +118,18 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
 
 
 def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return accuracy, cross entropy and adaptive calibration error."""
+    """Return accuracy, cross entropy, calibration error and, above 5 classes, top-5."""
     classes = np.arange(predictions.shape[1])
     sums = predictions.sum(axis=1, keepdims=True)  # float32 rows sum to 1 only nearly
-    return {
-        "accuracy": float(np.mean(predictions.argmax(axis=1) == labels)),
+    result = {
+        "accuracy": float(accuracy_score(labels, predictions.argmax(axis=1))),
         "loss": float(log_loss(labels, predictions / sums, labels=classes)),
         "ace": _calibration_error(predictions, labels),
     }
+    if len(classes) > _TOP_K:
+        found = top_k_accuracy_score(labels, predictions, k=_TOP_K, labels=classes)
+        result[f"top{_TOP_K}_accuracy"] = float(found)
+    return result
 
 
 def _calibration_error(predictions: Floats, labels: Floats) -> float:
@@ -110,15 +138,15 @@ def _calibration_error(predictions: Floats, labels: Floats) -> float:
 
 
 def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return Pearson's rho, the root of the mean squared error, and R²."""
-    error = float(np.mean((predictions - labels) ** 2))
-    spread = float(np.var(labels))
-    constant = np.ptp(predictions) == 0.0 or np.ptp(labels) == 0.0
-    rho = 0.0 if constant else float(np.corrcoef(predictions, labels)[0, 1])
+    """Return Pearson's rho, RMSE, R² and the mean squared error as loss."""
+    error = float(mean_squared_error(labels, predictions))
+    varied = np.ptp(labels) > 0.0  # otherwise neither rho nor R² is defined
+    correlated = varied and np.ptp(predictions) > 0.0
+    rho = float(np.corrcoef(predictions, labels)[0, 1]) if correlated else 0.0
     return {
         "pearson": rho,
         "rmse": error**0.5,
-        "r2": 1.0 - error / spread if spread > 0.0 else 0.0,
+        "r2": float(r2_score(labels, predictions)) if varied else 0.0,
         "loss": error,
     }
 

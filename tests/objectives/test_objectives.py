@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from scipy.stats import pearsonr
 from sklearn.metrics import (
     accuracy_score,
+    f1_score,
     log_loss,
     mean_squared_error,
     r2_score,
@@ -175,6 +176,7 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
     assert found == pytest.approx(
         {
             "accuracy": accuracy_score(labels, scores > 0.5),
+            "f1": f1_score(labels, scores > 0.5),
             "loss": log_loss(labels, scores),
             "auc": roc_auc_score(labels, scores),
             "ace": calibration_error(scores, labels),
@@ -185,7 +187,7 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
 
 def test_the_auc_of_one_class_is_left_out() -> None:
     found = binary_metrics(np.array([0.2, 0.9]), np.array([1.0, 1.0]))
-    assert set(found) == {"accuracy", "loss", "ace"}
+    assert set(found) == {"accuracy", "f1", "loss", "ace"}
     assert found["ace"] == pytest.approx((0.8 + 0.1) / 2)  # each row is a bin
     assert found["accuracy"] == 0.5
     assert found["loss"] == pytest.approx(-(np.log(0.2) + np.log(0.9)) / 2)
@@ -197,8 +199,13 @@ def test_multiclass_metrics_are_those_of_scikit_learn() -> None:
     found = multiclass_metrics(scores, labels)
     assert found["accuracy"] == accuracy_score(labels, scores.argmax(1))
     assert found["loss"] == pytest.approx(log_loss(labels, scores, labels=range(4)))
+    assert "top5_accuracy" not in found
     few = multiclass_metrics(scores[:2], np.zeros(2))  # classes may be missing
     assert few["loss"] == pytest.approx(-np.log(scores[:2, 0]).mean())
+    scores, labels = STREAM.dirichlet(np.ones(8), 100), STREAM.integers(0, 8, 100)
+    found = multiclass_metrics(scores, labels.astype(float))
+    best = np.argsort(scores, axis=1)[:, -5:]
+    assert found["top5_accuracy"] == np.mean((best == labels[:, None]).any(axis=1))
 
 
 def test_regression_metrics_are_those_of_scikit_learn_and_scipy() -> None:

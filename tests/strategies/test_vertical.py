@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.serverapp.strategy import Result, Strategy
 from rich.console import Console
-from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 from torch import Tensor, nn
 from vertical_cases import (
     COLUMNS,
@@ -91,7 +91,7 @@ def test_metrics_are_those_of_scikit_learn_on_the_predictions(
     result = strategy.start(grid, num_rounds=2)
     codes = split_rows(ROWS, 4, 0.2, 0.25)
     found = scores(result)[2]
-    assert len(found) == 8
+    assert len(found) == 10
     for name, code in (("valid", VALID), ("test", TEST)):
         y = labels().numpy()[codes == code]
         predicted = strategy.predict(name)
@@ -99,6 +99,7 @@ def test_metrics_are_those_of_scikit_learn_on_the_predictions(
         expected = {
             f"{name}_auc": roc_auc_score(y, predicted),
             f"{name}_accuracy": accuracy_score(y, predicted > 0.5),
+            f"{name}_f1": f1_score(y, predicted > 0.5),
             f"{name}_loss": log_loss(y, predicted),
             f"{name}_ace": adaptive_calibration_error(
                 torch.from_numpy(predicted), torch.from_numpy(y)
@@ -133,7 +134,8 @@ def test_a_test_split_of_one_class() -> None:
     for party in (label, *passive):
         party.split = codes
     _, result = train([label, *passive])
-    assert set(scores(result)[1]) == {"test_accuracy", "test_loss", "test_ace"}
+    names = {f"test_{metric}" for metric in ("accuracy", "f1", "loss", "ace")}
+    assert set(scores(result)[1]) == names
 
 
 def test_learning_rates_by_party() -> None:
