@@ -18,7 +18,6 @@ from flwr.common.serde import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from flwr.supercore.run import Run
 from torch import Tensor, nn
 
 from flower_vfl import (
@@ -29,6 +28,7 @@ from flower_vfl import (
     in_process,
     vertical_client_app,
 )
+from flower_vfl.grids import wrapped
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.protocol import replay as sessions
@@ -159,7 +159,7 @@ def scores(result: Result) -> dict[int, dict[str, Any]]:
     return {e: dict(m) for e, m in result.evaluate_metrics_clientapp.items()}
 
 
-class WrappedGrid(Grid):
+class WrappedGrid(wrapped.WrappedGrid):
     """A grid through which every message of another one passes.
 
     ``before(message)`` sees each request, ``after(reply)`` each reply; a reply for
@@ -172,26 +172,8 @@ class WrappedGrid(Grid):
         before: Callable[[Message], None] = lambda message: None,
         after: Callable[[Message], Message | None] = lambda reply: reply,
     ) -> None:
+        super().__init__(inner)
         self.inner, self.before, self.after = inner, before, after
-
-    def set_run(self, run: Run) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self.inner.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.inner.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.inner.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
