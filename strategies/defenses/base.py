@@ -1,4 +1,4 @@
-"""What the gradient transforms share: rows, precision, noise."""
+"""Base classes of the gradient transforms, and what their formulas share."""
 
 from __future__ import annotations
 
@@ -16,21 +16,32 @@ from flower_vfl.transform import Batch
 class RowTransform(ABC):
     """A gradient transform whose formula works on a matrix with one row per example.
 
-    Takes care of what has nothing to do with a formula: gradients of any shape are
-    flattened to rows, half precision is computed in single precision, a batch without
-    entries is returned as it is, and the result is kept within what its dtype can hold.
+    A subclass implements :meth:`perturb`. The base class flattens gradients of any
+    shape to rows, computes half precision in single precision, returns an empty batch
+    as it is, and clamps the result to the range of its dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import RowTransform
+    >>> class Halve(RowTransform):
+    ...     def perturb(self, rows, batch):
+    ...         return rows / 2
+    >>> Halve()(torch.ones(1, 2), Batch("passive-1", step=1, seed=7))
+    tensor([[0.5000, 0.5000]])
     """
 
     requires_labels = False
 
     @abstractmethod
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor | None:
-        """Return what the party gets, or None to withhold it.
+        """Return what the party gets, or None to withhold the gradient.
 
         Parameters
         ----------
         rows : Tensor
-            The gradient, B×d, float32 or float64; not to be changed.
+            The gradient, B×d, float32 or float64. Do not change it in place.
         batch : Batch
             Party, step and, if required, labels.
         """
@@ -55,13 +66,13 @@ class RowTransform(ABC):
         return kept.to(gradient.dtype).reshape(gradient.shape)
 
     def labels(self, batch: Batch, rows: int) -> Tensor:
-        """Return the labels of a batch, flat, or say that they are missing."""
+        """Return the labels of a batch, one per row; refuse a batch without them."""
         name = type(self).__name__
         if batch.labels is None:
             raise PartyError(
                 batch.party,
                 f"{name} needs the labels of the batch and got none",
-                "Hand them over where it runs, or run it at the label party",
+                "Pass labels where the defense runs, or run it at the label party",
                 batch.step,
             )
         flat = batch.labels.detach().reshape(-1)
@@ -75,11 +86,11 @@ class RowTransform(ABC):
         return flat
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a restart: nothing, unless a defense says so."""
+        """Return what must survive a restart; nothing by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         if state:
             raise ConfigError(
                 f"{type(self).__name__} keeps no state, got {list(state)}"
@@ -87,25 +98,35 @@ class RowTransform(ABC):
 
 
 class AdjustableTransform(RowTransform):
-    """A defense whose strength is one number, which can be raised while it works.
+    """A transform whose strength is one number that can be raised during training.
 
-    What it was raised by is its state, so that a run that is resumed with another
-    strength is raised from there.
+    A subclass multiplies its parameter by :attr:`raised`. This factor is its state, so
+    that a resumed run continues with the strength that was reached.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Iso
+    >>> transform = Iso(t=1.0)
+    >>> transform.strengthen(2.0)
+    'Iso is now 2 times as strong as its setting'
+    >>> transform.state_dict()
+    {'raised': 2.0}
     """
 
     raised = 1.0
 
     def strengthen(self, factor: float) -> str:
-        """Raise the strength from now on; return what to tell about it."""
+        """Multiply the strength from now on; return a message for the log."""
         self.raised *= factor
-        return f"{type(self).__name__} {self.raised:g} times as strong as it was set"
+        name, raised = type(self).__name__, self.raised
+        return f"{name} is now {raised:g} times as strong as its setting"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how much it was raised."""
+        """Return the factor by which the strength was raised."""
         return {"raised": self.raised}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         if "raised" not in state:
             name = type(self).__name__
             raise ConfigError(f"{sorted(state)} is not the state of the defense {name}")
@@ -113,16 +134,13 @@ class AdjustableTransform(RowTransform):
 
 
 def require(condition: bool, name: str, wanted: str, value: object) -> None:
-    """Refuse a parameter of a defense."""
+    """Raise an error about a parameter of a transform unless a condition holds."""
     if not condition:
         raise ConfigError(f"{name} must be {wanted}, got {value}")
 
 
 def normal(rows: Tensor, generator: torch.Generator, columns: bool = True) -> Tensor:
-    """Return standard normal noise for a matrix.
-
-    Drawn on the generator's device, so that every device gets the same numbers.
-    """
+    """Return standard normal noise for a matrix, the same numbers on every device."""
     shape = rows.shape if columns else (len(rows), 1)
     noise = torch.randn(
         shape, generator=generator, dtype=rows.dtype, device=generator.device

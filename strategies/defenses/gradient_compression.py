@@ -19,10 +19,7 @@ from .base import RowTransform, require
 
 
 def compress(rows: Tensor, keep: float) -> Tensor:
-    """Keep exactly the ⌈keep·n⌉ entries of largest magnitude, zero the others.
-
-    Of entries of equal magnitude those that come first are kept.
-    """
+    """Keep the ⌈keep·n⌉ entries of largest magnitude, of equal ones the first."""
     wanted = math.ceil(Fraction(str(keep)) * rows.numel())
     sizes = rows.abs().reshape(-1)
     smallest = _largest(sizes, wanted)
@@ -31,7 +28,7 @@ def compress(rows: Tensor, keep: float) -> Tensor:
     if surplus:
         ties = torch.nonzero(sizes == smallest).squeeze(1)
         kept[ties[-surplus:]] = False
-    # Not a product with 0 and 1: that would leave the sign of an entry on its zero.
+    # A product with 0 and 1 would keep the sign of an entry on its zero.
     return torch.where(kept.reshape(rows.shape), rows, torch.zeros_like(rows))
 
 
@@ -44,12 +41,22 @@ def _largest(sizes: Tensor, k: int) -> Tensor:
 
 
 class GradientCompression(RowTransform):
-    """Only the largest entries of the gradient leave.
+    """Keep only the largest entries of the gradient.
 
     Parameters
     ----------
     keep : float (default: 0.5)
         Share of the entries that are kept.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import GradientCompression
+    >>> rows = torch.tensor([[1.0, -4.0], [3.0, 2.0]])
+    >>> GradientCompression(keep=0.5)(rows, Batch("passive-1", step=1, seed=7))
+    tensor([[ 0., -4.],
+            [ 3.,  0.]])
     """
 
     def __init__(self, keep: float = 0.5) -> None:

@@ -1,6 +1,6 @@
 """Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
 
-The isotropic Gaussian baseline. https://arxiv.org/abs/2102.08504
+https://arxiv.org/abs/2102.08504. The isotropic Gaussian baseline.
 """
 
 from __future__ import annotations
@@ -25,12 +25,22 @@ def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
 
 
 class Iso(AdjustableTransform):
-    """Isotropic Gaussian noise, relative to the largest row of the batch.
+    """Add isotropic Gaussian noise, relative to the largest row of the batch.
 
     Parameters
     ----------
     t : float (default: 1.0)
         Ratio of the noise's expected squared norm to the largest row's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import Iso
+    >>> rows = torch.ones(10_000, 4)
+    >>> noise = Iso(t=2.0)(rows, Batch("passive-1", step=1, seed=7)) - rows
+    >>> print(f"{noise.square().sum(dim=1).mean() / rows[0].square().sum():.1f}")
+    2.0
     """
 
     def __init__(self, t: float = 1.0) -> None:

@@ -1,6 +1,6 @@
 """Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
 
-The max-norm heuristic. https://arxiv.org/abs/2102.08504
+https://arxiv.org/abs/2102.08504. The max-norm heuristic.
 """
 
 from __future__ import annotations
@@ -31,9 +31,19 @@ def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class MaxNorm(RowTransform):
-    """Noise along each row's own direction that makes all expected norms equal.
+    """Add noise along each row's own direction so that all expected norms are equal.
 
-    The length of a row no longer tells its label; its direction still may.
+    The length of a row no longer reveals its label; its direction still may.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import MaxNorm
+    >>> rows = torch.tensor([[1.0, 0.0], [0.0, 5.0]])
+    >>> changed = MaxNorm()(rows, Batch("passive-1", step=1, seed=7))
+    >>> torch.equal(changed[1], rows[1])  # the longest row needs no noise
+    True
     """
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:

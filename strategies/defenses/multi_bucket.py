@@ -17,26 +17,35 @@ from .base import RowTransform, require
 def quantize(rows: Tensor, bins: int, bound: float) -> Tensor:
     """Clamp every entry to ±bound and round it to a multiple of Δ = 2·bound/bins.
 
-    At most bins + 1 different values are left, none beyond ±bound. (With an odd number
-    of bins ±bound is no multiple of Δ: the outermost values are then ±(bound − Δ/2).)
+    With an odd number of bins ±bound is not a multiple of Δ: the outermost values are
+    then ±(bound − Δ/2).
     """
     step = 2.0 * bound / bins
     most = bins // 2
     index = rows.clamp(-bound, bound).div_(step).round_().clamp_(-most, most)
-    # The zero makes 0 of −0, which would tell the sign of an entry rounded to nothing.
+    # Adding 0 turns −0 into 0: its sign would reveal that of the entry.
     return index.mul_(step).add_(0.0)
 
 
 class MultiBucket(RowTransform):
-    """Entries rounded to a few values.
+    """Round every entry to one of a few values.
 
     Parameters
     ----------
     bins : int (default: 12)
         Number of steps between −bound and bound.
     bound : float (default: 0.03)
-        Entries beyond ±bound are clamped. What suits depends on the size of the
-        gradient; the published comparison has 1e-3 for click data.
+        Entries beyond ±bound are clamped. A good value depends on the size of the
+        gradient; the published comparison uses 1e-3 for click data.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import MultiBucket
+    >>> rows = torch.tensor([[0.1, 0.4, 2.0]])
+    >>> MultiBucket(bins=2, bound=0.5)(rows, Batch("passive-1", step=1, seed=7))
+    tensor([[0.0000, 0.5000, 0.5000]])
     """
 
     def __init__(self, bins: int = 12, bound: float = 0.03) -> None:

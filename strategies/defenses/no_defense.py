@@ -1,4 +1,4 @@
-"""No defense: the identity, to compare others with."""
+"""No defense: the identity, as a baseline for comparisons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from .base import RowTransform
 
 
 class NoDefense(RowTransform):
-    """Leave every gradient as it is."""
+    """Leave every gradient as it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import NoDefense
+    >>> NoDefense()(torch.ones(1, 2), Batch("passive-1", step=1, seed=7))
+    tensor([[1., 1.]])
+    """
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rows themselves."""

@@ -20,11 +20,10 @@ from .base import AdjustableTransform, require
 def laplace(
     shape: Sequence[int], scale: float, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """Return numbers drawn from Laplace(0, scale).
+    """Return finite numbers drawn from Laplace(0, scale).
 
-    Made of random bits: one for the sign, the others for a uniform number u, and −log u
-    is exponential. That takes a quarter of the time of torch's ``exponential_`` on a
-    CPU. Drawn on the generator's device; always finite.
+    One random bit is the sign, the others make a uniform number u, and −log u is
+    exponential. This takes a quarter of the time of torch's ``exponential_`` on a CPU.
     """
     length = math.prod(shape)
     bits = torch.finfo(dtype).bits
@@ -33,20 +32,30 @@ def laplace(
     ).random_(-(2**63), None, generator=generator)
     integers = words.view(torch.int32 if bits == 32 else torch.int64)[:length]
     signed = integers.to(dtype)
-    unit = 2.0 ** (1 - bits)  # makes 1 of the largest integer
-    # The logarithm of 0 is infinite: half of the smallest step instead.
+    unit = 2.0 ** (1 - bits)  # scales the largest integer to 1
+    # The logarithm of 0 is infinite, so 0 becomes half of the smallest step.
     noise = signed.abs().mul_(unit).clamp_min_(unit / 2).log_().copysign_(signed)
     noise.mul_(min(scale, torch.finfo(dtype).max / 64))  # no number drawn is so large
     return noise.reshape(tuple(shape))
 
 
 class NoisyGradients(AdjustableTransform):
-    """Laplace noise on every entry, the same whatever the gradient's size.
+    """Add Laplace noise of a fixed scale to every entry.
 
     Parameters
     ----------
     scale : float (default: 1e-3)
         Mean absolute value of the noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import NoisyGradients
+    >>> rows = torch.zeros(1000, 100)
+    >>> noise = NoisyGradients(0.5)(rows, Batch("passive-1", step=1, seed=7))
+    >>> print(f"{noise.abs().mean():.2f}")
+    0.50
     """
 
     def __init__(self, scale: float = 1e-3) -> None:

@@ -32,13 +32,11 @@ def share_selected(
     With σ(x) = 2·c·sensitivity/x, ε₁ = 8ε/9 and ε₂ = 2ε/9, an entry w passes if
     |bound(w)| + Lap(2σ(ε₁)) ≥ τ + Lap(σ(ε₁)), where bound clamps to ±γ. Of those that
     pass, c are chosen at random and become bound(w + Lap(σ(ε₂))). All other entries
-    are zero, also if fewer than c pass.
+    are zero.
 
-    The paper tests one entry after the other and draws the noise of the threshold anew
-    after each that passes. Here it is drawn once, so that all entries can be tested at
-    once. A threshold that stays is as private (Lyu et al., Understanding the Sparse
-    Vector Technique, VLDB 2017, algorithm 1); one of its own for every test, which
-    would be as fast, is not.
+    The paper draws new noise for the threshold after each entry that passes. Here it is
+    drawn once, so that all entries are tested at once, which is as private (Lyu et al.,
+    Understanding the Sparse Vector Technique, VLDB 2017, algorithm 1).
     """
     flat = rows.reshape(-1)
     shared = torch.zeros_like(flat)
@@ -60,15 +58,15 @@ def share_selected(
 
 
 class PPDL(RowTransform):
-    """Selective sharing: a few noisy entries, chosen at random among the large ones.
+    """Share a few noisy entries, chosen at random among the large ones.
 
-    With the published settings the noise is far larger than γ, so that nearly every
-    shared entry is γ or −γ at random.
+    With the published settings the noise is far larger than γ, so nearly every shared
+    entry is γ or −γ at random.
 
     Parameters
     ----------
     theta : float (default: 0.5)
-        Largest share of the entries that are shared.
+        Largest fraction of the entries that are shared.
     eps : float (default: 1.8)
         Privacy budget of the whole gradient.
     sensitivity : float (default: 1.0)
@@ -77,6 +75,16 @@ class PPDL(RowTransform):
         Entries are clamped to ±gamma.
     tau : float (default: 1e-4)
         Threshold of the magnitude.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import PPDL
+    >>> rows = torch.ones(10, 10)
+    >>> shared = PPDL(theta=0.25)(rows, Batch("passive-1", step=1, seed=7))
+    >>> print(f"{shared.count_nonzero()} entries, none above {shared.abs().max():.3f}")
+    25 entries, none above 0.001
     """
 
     def __init__(
@@ -89,9 +97,8 @@ class PPDL(RowTransform):
     ) -> None:
         require(0.0 < theta <= 1.0, "theta", "above 0 and at most 1", theta)
         require(0.0 < eps < math.inf, "eps", "a positive number", eps)
-        require(
-            0.0 <= sensitivity < math.inf, "sensitivity", "a number from 0", sensitivity
-        )
+        finite = 0.0 <= sensitivity < math.inf
+        require(finite, "sensitivity", "a number from 0", sensitivity)
         require(0.0 < gamma < math.inf, "gamma", "a positive number", gamma)
         require(0.0 <= tau < math.inf, "tau", "a number from 0", tau)
         self.theta = theta
@@ -102,12 +109,5 @@ class PPDL(RowTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the entries that are shared, and zeros."""
-        return share_selected(
-            rows,
-            self.theta,
-            batch.generator(),
-            self.eps,
-            self.sensitivity,
-            self.gamma,
-            self.tau,
-        )
+        settings = self.eps, self.sensitivity, self.gamma, self.tau
+        return share_selected(rows, self.theta, batch.generator(), *settings)

@@ -192,8 +192,8 @@ def test_both_places_raise_alike_and_say_so(tmp_path: Path) -> None:
             results.append(start(tmp_path / placement, raising(), **settings))
         news = [line for line in told if line.startswith("from the next step on")]
         assert news[:2] == [
-            "from the next step on: Iso 3 times as strong as it was set",
-            "from the next step on: Iso 9 times as strong as it was set",
+            "from the next step on: Iso is now 3 times as strong as its setting",
+            "from the next step on: Iso is now 9 times as strong as its setting",
         ]
     assert results[0].series == results[1].series
 

@@ -66,7 +66,7 @@ def test_four_times_as_strong_is_what_it_says(make: Any, same: Any) -> None:
     raised = make()
     plain = apply(make(), CLASSED)
     told = raised.strengthen(2.0)
-    assert told == f"{type(raised).__name__} 2 times as strong as it was set"
+    assert told == f"{type(raised).__name__} is now 2 times as strong as its setting"
     assert raised.strengthen(2.0).startswith(f"{type(raised).__name__} 4 times")
     assert torch.equal(apply(raised, CLASSED), apply(same(), CLASSED))
     assert not torch.equal(apply(raised, CLASSED), plain)
@@ -135,8 +135,8 @@ def test_every_part_of_a_chain() -> None:
     told = Compose([first, MaxNorm(), last]).strengthen(2.0)
     assert strengths([first, last]) == [2.0, 2.0]
     assert told == (
-        "Iso 2 times as strong as it was set, "
-        "NoisyGradients 2 times as strong as it was set"
+        "Iso is now 2 times as strong as its setting, "
+        "NoisyGradients is now 2 times as strong as its setting"
     )
 
 
