@@ -16,7 +16,6 @@ from flower_vfl.protocol.replay import node_name, node_role
 
 from .attacks import optimizer_of
 from .config import RunConfig
-from .datasets import TableFit
 from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
 from .plugins import load_plugins
 
@@ -37,9 +36,7 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
         index = 1 if number is None else max(int(number), 1)
     rows = load_rows(config, index, None if file is None else str(file))
     store = open_store(context, node_name(context))
-    if isinstance(store, DirectoryStore) and isinstance(
-        rows.data.fit, TableFit | type(None)
-    ):
+    if isinstance(store, DirectoryStore):
         store.folder.mkdir(parents=True, exist_ok=True)
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
         known = {

@@ -21,7 +21,7 @@ from flower_vfl.objectives import (
 )
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.simulations.datasets.types import Task
 from flower_vfl.specs import build_from_spec, parse_spec
 

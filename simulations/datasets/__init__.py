@@ -1,7 +1,6 @@
 """Datasets by name or from files, divided by columns and prepared for each party."""
 
-from .divide import Split, as_split, divide_columns, parse_split
-from .files import cache_folder, data_folders
+from .files import data_folders
 from .partitioner import partitioned_columns
 from .party_files import (
     PartyFile,
@@ -12,34 +11,26 @@ from .party_files import (
 )
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
-from .text import TextFit
-from .types import Dataset, PartyData, Pictures, Task, split_groups
+from .types import Dataset, InputSpec, PartyData, Task
 from .vertical import party_columns, prepare_party, vertical_split
 
 __all__ = [
     "Dataset",
+    "InputSpec",
     "PartyData",
     "PartyFile",
-    "Pictures",
-    "Split",
     "TableFit",
     "Task",
     "TaskLabels",
-    "TextFit",
-    "as_split",
-    "cache_folder",
     "data_folders",
     "dataset_names",
-    "divide_columns",
     "infer_task",
     "load_dataset",
     "order_by_ids",
-    "parse_split",
     "partitioned_columns",
     "party_columns",
     "prepare_party",
     "prepare_table",
     "read_party_file",
-    "split_groups",
     "vertical_split",
 ]

@@ -1,4 +1,4 @@
-"""Tables: numbers are standardised and categories numbered, as the TRAIN rows say."""
+"""Tables: impute, scale and encode columns with scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,33 +10,15 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
 
-from .inputs import InputSpec
-from .types import PartyData
-
-
-@dataclass(frozen=True)
-class NumericColumn:
-    """How one numeric column is prepared."""
-
-    name: str
-    log: bool
-    median: float
-    mean: float
-    scale: float
-    indicator: bool
-
-
-@dataclass(frozen=True)
-class CategoricalColumn:
-    """How one categorical column is numbered."""
-
-    name: str
-    values: tuple[str | None, ...]
+from .types import InputSpec, PartyData
 
 
 @dataclass(frozen=True)
@@ -45,79 +27,84 @@ class TableFit:
 
     Parameters
     ----------
-    numeric : tuple[NumericColumn, ...]
-        The numeric columns.
-    categorical : tuple[CategoricalColumn, ...]
-        The categorical columns.
+    numeric : tuple[str, ...] (default: ())
+        Names of the numeric columns.
+    medians, means, scales : tuple[float, ...] (default: ())
+        Statistics of each numeric column, for the imputer and the scaler.
+    log : tuple[str, ...] (default: ())
+        Numeric columns on the scale ``sign(x) log(1 + |x|)``.
+    incomplete : tuple[str, ...] (default: ())
+        Numeric columns that lack training values; each gets a 0/1 indicator column.
+    categories : dict[str, tuple[str | None, ...]] | None (default: None)
+        Values of each categorical column in the order of their codes, which start at
+        1; None is a missing value.
+
+    Examples
+    --------
+    >>> fit = TableFit(("age",), medians=(40.0,), means=(40.0,), scales=(10.0,))
+    >>> fit.apply(pd.DataFrame({"age": [30, None, 60]}))[0][:, 0].tolist()
+    [-1.0, 0.0, 2.0]
     """
 
-    numeric: tuple[NumericColumn, ...]
-    categorical: tuple[CategoricalColumn, ...]
+    numeric: tuple[str, ...] = ()
+    medians: tuple[float, ...] = ()
+    means: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    log: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
+    categories: dict[str, tuple[str | None, ...]] | None = None
 
     @property
     def numeric_names(self) -> tuple[str, ...]:
         """Name of each column of the numeric tensor; indicators come last."""
-        missing = [f"{c.name} (missing)" for c in self.numeric if c.indicator]
-        return (*(c.name for c in self.numeric), *missing)
+        return (*self.numeric, *(f"{name} (missing)" for name in self.incomplete))
 
     @property
     def spec(self) -> InputSpec:
         """The shape of what :meth:`apply` returns."""
-        sizes = tuple(len(column.values) + 1 for column in self.categorical)
+        sizes = tuple(len(values) + 1 for values in (self.categories or {}).values())
         return InputSpec(numeric=len(self.numeric_names), cardinalities=sizes)
 
     def apply(self, frame: pd.DataFrame) -> tuple[Tensor, ...]:
         """Prepare rows, old or new, as the training rows were."""
-        frame = _named(frame)
-        names = [c.name for c in self.numeric] + [c.name for c in self.categorical]
-        absent = [name for name in names if name not in frame.columns]
+        frame, categories = _named(frame), self.categories or {}
+        absent = [name for name in (*self.numeric, *categories) if name not in frame]
         if absent:
             raise ConfigError(
                 f"columns {absent} are missing from the table; it has "
-                f"{[str(column) for column in frame.columns]}"
+                f"{list(frame.columns)}"
             )
         inputs: list[Tensor] = []
         if self.numeric:
-            inputs.append(torch.from_numpy(self._numbers(frame)))
-        if self.categorical:
-            codes = [_encode(frame[c.name], c.values) for c in self.categorical]
-            inputs.append(torch.from_numpy(np.stack(codes, axis=1)))
+            numbers = _numbers(frame[list(self.numeric)], self.log)
+            missing = np.isnan(numbers)[:, np.isin(self.numeric, self.incomplete)]
+            scaled = self._pipeline().transform(numbers).astype(np.float32)
+            inputs.append(torch.from_numpy(np.hstack([scaled, missing], dtype="f4")))
+        if categories:
+            inputs.append(torch.from_numpy(_encode(frame, categories)))
         return tuple(inputs)
 
-    def _numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        out = np.empty((len(frame), len(self.numeric_names)), dtype=np.float32)
-        position = len(self.numeric)
-        for index, column in enumerate(self.numeric):
-            values = _numbers(frame[column.name])
-            missing = np.isnan(values)
-            values = _signed_log(values) if column.log else values
-            filled = np.where(missing, column.median, values)
-            out[:, index] = (filled - column.mean) / column.scale
-            if column.indicator:
-                out[:, position] = missing
-                position += 1
-        return out
+    def _pipeline(self) -> Pipeline:
+        """Return the fitted imputer and scaler."""
+        # The median of one row is that row.
+        imputer = SimpleImputer(strategy="median", keep_empty_features=True)
+        imputer.fit(np.array([self.medians]))
+        scaler = StandardScaler()
+        scaler.mean_, scaler.scale_ = np.array(self.means), np.array(self.scales)
+        return make_pipeline(imputer, scaler)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fit as plain lists and numbers, fit for JSON."""
-        return {
-            "numeric": [asdict(column) for column in self.numeric],
-            "categorical": [
-                {"name": column.name, "values": list(column.values)}
-                for column in self.categorical
-            ],
-        }
+        """Return the fit as lists and numbers that JSON can store."""
+        return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> TableFit:
-        """Return the fit that :meth:`state_dict` wrote."""
-        return cls(
-            tuple(NumericColumn(**column) for column in state["numeric"]),
-            tuple(
-                CategoricalColumn(column["name"], tuple(column["values"]))
-                for column in state["categorical"]
-            ),
-        )
+        """Return the fit that :meth:`state_dict` described."""
+        fields = dict(state)
+        values = fields.pop("categories") or {}
+        categories = {name: tuple(known) for name, known in values.items()}
+        columns = {name: tuple(column) for name, column in fields.items()}
+        return cls(**columns, categories=categories)
 
 
 def prepare_table(
@@ -128,15 +115,14 @@ def prepare_table(
     log_columns: Collection[str] = (),
     min_count: int = 2,
 ) -> PartyData:
-    """Prepare one party's own table for its bottom model.
+    """Prepare one party's table for its bottom model.
 
-    Only the party's columns and the shared split are used, so that a real party can
-    do it alone, and only training rows are learned from. Numeric and boolean columns
-    become ``float32``: heavy-tailed ones on the scale ``sign(x) log(1 + |x|)``,
-    missing and infinite values replaced by the median, then standardised; a column
-    with missing training values gets a 0/1 indicator column, after all the numbers.
-    Other columns become ``int64`` codes, in which a missing value is a value of its
-    own, and 0 stands for a rare or new value.
+    Only the party's own columns and the shared split are used, and statistics come
+    from training rows only, so a real party can do this alone. Numeric and boolean
+    columns become ``float32``: missing and infinite values are replaced by the median,
+    then columns are standardised. A column with missing training values also gets a
+    0/1 indicator column, placed after all numbers. Other columns become ``int64``
+    codes: a missing value has a code of its own, rare and new values share code 0.
 
     Parameters
     ----------
@@ -145,9 +131,9 @@ def prepare_table(
     codes : NDArray[np.int8]
         The split of each row.
     categorical : Collection[str] (default: ())
-        Columns to be treated as categories although they hold numbers.
+        Numeric columns to treat as categories.
     log_columns : Collection[str] (default: ())
-        Columns with a heavy tail, such as counts and amounts.
+        Heavy-tailed columns, transformed to ``sign(x) log(1 + |x|)``.
     min_count : int (default: 2)
         Number of training rows that must share a value for it to get a code.
 
@@ -155,6 +141,13 @@ def prepare_table(
     -------
     PartyData
         The inputs, with the :class:`TableFit` that prepares new rows.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"age": [20, 40], "city": ["Oslo", "Oslo"]})
+    >>> party = prepare_table(table, np.zeros(2, dtype=np.int8))
+    >>> [part.tolist() for part in party.inputs]
+    [[[-1.0], [1.0]], [[1], [1]]]
     """
     if len(frame) != len(codes):
         raise ConfigError(
@@ -166,25 +159,30 @@ def prepare_table(
     train = frame.loc[codes == TRAIN]
     if train.empty:
         raise ConfigError("the split has no training rows to learn from")
-    numbers: list[NumericColumn] = []
-    categories: list[CategoricalColumn] = []
-    for name in frame.columns:
-        column = train[name]
-        if name in categorical or not _is_numeric(column):
-            categories.append(_fit_categorical(name, column, min_count))
-        else:
-            numbers.append(_fit_numeric(name, column, name in log_columns))
-    fit = TableFit(tuple(numbers), tuple(categories))
-    return PartyData(fit.apply(frame), fit.spec, tuple(frame.columns), fit)
+    names = frame.columns
+    numeric = [n for n in names if _is_numeric(train[n]) and n not in categorical]
+    values = {n: _common(train[n], min_count) for n in names if n not in numeric}
+    log = tuple(name for name in numeric if name in log_columns)
+    fit = TableFit(categories=values)
+    if numeric:
+        numbers = _numbers(train[numeric], log)
+        imputer = SimpleImputer(strategy="median", keep_empty_features=True)
+        scaler = StandardScaler().fit(imputer.fit_transform(numbers))
+        incomplete = np.array(numeric)[np.isnan(numbers).any(axis=0)]
+        statistics = (imputer.statistics_, scaler.mean_, scaler.scale_)
+        medians, means, scales = (tuple(map(float, found)) for found in statistics)
+        missing = tuple(map(str, incomplete))
+        fit = TableFit(tuple(numeric), medians, means, scales, log, missing, values)
+    return PartyData(fit.apply(frame), fit.spec, tuple(names), fit)
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with text for column names, each of them once."""
-    names = [str(name) for name in frame.columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    """Return the table with its column names as text; refuse duplicates."""
+    named = frame.set_axis([str(name) for name in frame.columns], axis="columns")
+    twice = sorted(set(named.columns[named.columns.duplicated()]))
     if twice:
         raise ConfigError(f"the table has more than one column called {twice}")
-    return frame.set_axis(names, axis="columns")
+    return named
 
 
 def _is_numeric(column: pd.Series[Any]) -> bool:
@@ -196,63 +194,54 @@ def _is_numeric(column: pd.Series[Any]) -> bool:
     return bool(pd.api.types.is_numeric_dtype(column.dtype))
 
 
-def _numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
-    if not pd.api.types.is_numeric_dtype(column.dtype):
-        raise ConfigError(
-            f"column '{column.name}' was numeric when the preparation was fitted, "
-            f"but now holds {column.dtype}"
-        )
-    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.where(np.isinf(values), np.nan, values)
+def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
+    """Return finite numbers and NaN, with the log columns transformed."""
+    for name in frame:
+        if not pd.api.types.is_numeric_dtype(frame[name].dtype):
+            raise ConfigError(
+                f"column '{name}' was numeric when the preparation was fitted, but "
+                f"now holds {frame[name].dtype}"
+            )
+    values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    values = np.where(np.isinf(values), np.nan, values)
+    tailed = frame.columns.isin(list(log))
+    values[:, tailed] = np.sign(values[:, tailed]) * np.log1p(np.abs(values[:, tailed]))
+    return values
 
 
-def _signed_log(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``sign(x) log(1 + |x|)``: a logarithm that takes zero and negatives."""
-    scaled: NDArray[np.float64] = np.sign(values) * np.log1p(np.abs(values))
-    return scaled
-
-
-def _fit_numeric(name: str, column: pd.Series[Any], log: bool) -> NumericColumn:
-    values = _numbers(column)
-    missing = np.isnan(values)
-    values = _signed_log(values) if log else values
-    median = 0.0 if missing.all() else float(np.median(values[~missing]))
-    filled = np.where(missing, median, values)
-    mean, scale = float(filled.mean()), float(filled.std())
-    # Rounding leaves a constant column a tiny deviation, which must not blow it up.
-    constant = scale <= 1e-12 * abs(mean)
-    scale = 1.0 if constant else scale
-    return NumericColumn(name, log, median, mean, scale, bool(missing.any()))
-
-
-def _fit_categorical(
-    name: str, column: pd.Series[Any], min_count: int
-) -> CategoricalColumn:
-    counts = _strings(column).value_counts()
+def _common(column: pd.Series[Any], min_count: int) -> tuple[str | None, ...]:
+    """Return the values of enough training rows: missing first, then sorted text."""
+    counts = _text(column).value_counts()
     common = sorted(str(value) for value in counts[counts >= min_count].index)
-    values: tuple[str | None, ...] = tuple(common)
-    if int(column.isna().sum()) >= min_count:
-        values = (None, *values)
-    return CategoricalColumn(name, values)
+    return (None, *common) if column.isna().sum() >= min_count else tuple(common)
 
 
 def _encode(
-    column: pd.Series[Any], values: tuple[str | None, ...]
+    frame: pd.DataFrame, categories: Mapping[str, tuple[str | None, ...]]
 ) -> NDArray[np.int64]:
-    known = {value: code for code, value in enumerate(values, start=1)}
-    mapped = _strings(column).map(known).fillna(0)
-    codes = np.array(mapped, dtype=np.int64)
-    codes[column.isna().to_numpy()] = known.get(None, 0)
+    """Return the code of each value; 0 for a value without one."""
+    codes = np.zeros((len(frame), len(categories)), dtype=np.int64)
+    known = [bool(values) for values in categories.values()]  # the encoder needs one
+    texts = {name: _text(frame[name]) for name, values in categories.items() if values}
+    if texts:
+        encoder = OrdinalEncoder(
+            categories=[list(categories[name]) for name in texts],
+            handle_unknown="use_encoded_value",
+            unknown_value=-1,
+            dtype=np.int64,
+        )
+        codes[:, known] = encoder.fit_transform(pd.DataFrame(texts).to_numpy()) + 1
     return codes
 
 
-def _strings(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return the present values as text; 1 and 1.0 are the same value.
+def _text(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return values as text and missing ones as None; 1 and 1.0 are the same value.
 
-    A column of whole numbers turns into floats as soon as one value is missing.
+    pandas turns whole numbers into floats as soon as one of them is missing.
     """
     column = column.reset_index(drop=True)
     present = column[column.notna()]
     if pd.api.types.is_float_dtype(present.dtype) and (present % 1 == 0).all():
         present = present.astype(np.int64)
-    return present.astype(str).reindex(column.index)
+    text = present.astype(str).astype(object).reindex(column.index)
+    return text.where(column.notna(), None)

@@ -19,28 +19,56 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from .inputs import InputSpec
     from .prepare import TableFit
-    from .text import TextFit
 
 Task = Literal["binary", "multiclass", "regression"]
 Kind = Literal["table", "image", "text"]
 
 
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """Images that are decoded at the first use, and then kept.
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape of one party's features: either a table or an image.
+
+    A bottom model is called as ``model(*inputs)``. For an image the inputs are one
+    ``uint8`` tensor (B, C, H, W). For a table they are the numeric columns as
+    ``float32`` (B, numeric), if any, then the categorical columns as ``int64`` codes
+    (B, len(cardinalities)), if any.
 
     Parameters
     ----------
-    shape : tuple[int, int, int]
-        Channels, height and width of each image.
-    pixels : NDArray[np.uint8] | None (default: None)
-        The images (N, H, W, C), where they are stored decoded.
-    blob : NDArray[np.uint8] | None (default: None)
-        JPEG files one after the other, where they are not.
-    spans : NDArray[np.int64] | None (default: None)
-        First and last-plus-one byte of each JPEG in ``blob`` (N, 2).
+    numeric : int (default: 0)
+        Number of numeric columns.
+    cardinalities : tuple[int, ...] (default: ())
+        Number of codes of each categorical column.
+    image : tuple[int, int, int] | None (default: None)
+        Channels, height and width of an image.
+
+    Examples
+    --------
+    >>> InputSpec(numeric=3, cardinalities=(10, 2))
+    InputSpec(numeric=3, cardinalities=(10, 2), image=None)
+    """
+
+    numeric: int = 0
+    cardinalities: tuple[int, ...] = ()
+    image: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a spec that describes nothing or two things at once."""
+        table = self.numeric > 0 or bool(self.cardinalities)
+        if table == (self.image is not None):
+            raise ValueError(
+                "an InputSpec describes either a table (numeric and/or categorical "
+                f"columns) or an image, got {self!r}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images, decoded or as JPEG bytes that are decoded once when first used.
+
+    ``pixels`` is (N, H, W, C). ``spans`` (N, 2) says where each JPEG begins and ends
+    in ``blob``.
     """
 
     shape: tuple[int, int, int]
@@ -49,12 +77,12 @@ class Pictures:
     spans: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of images, without decoding any."""
+        """Return the number of images without decoding them."""
         stored = self.spans if self.pixels is None else self.pixels
         return 0 if stored is None else len(stored)
 
     def take(self, rows: NDArray[np.int64]) -> Pictures:
-        """Return the images of some rows, without decoding any."""
+        """Return the images of some rows without decoding them."""
         if self.pixels is not None:
             return replace(self, pixels=self.pixels[rows])
         if self.spans is None:
@@ -95,8 +123,8 @@ def _decode_jpegs(
 class Dataset:
     """A dataset before it is divided among parties.
 
-    One process shares one object among all its parties, so its arrays are
-    read-only and its table must not be changed in place.
+    All parties of a process share one object, so its arrays are read-only and its
+    table must not be changed in place.
 
     Parameters
     ----------
@@ -109,22 +137,31 @@ class Dataset:
     labels : NDArray[Any]
         ``int64`` classes from 0, or ``float32`` values of a regression.
     ids : NDArray[Any]
-        Id of each row: that of the file where it has one, else the row number.
+        Id of each row: from the file if it has ids, else the row number.
     table : pd.DataFrame | None (default: None)
-        Feature columns: numbers are numeric, everything else is categorical.
+        Feature columns; a column that is not numeric is categorical.
     pictures : Pictures | None (default: None)
         Images, if the features are images.
     text : tuple[str, ...] | None (default: None)
         One text for each row, if the features are text.
     test_mask : NDArray[np.bool_] | None (default: None)
-        Rows of the official test set, where there is one.
+        Rows of the official test set, if there is one.
     groups : NDArray[np.int64] | None (default: None)
         Group of each row (a lesion, a patient); a split never divides a group.
     log_columns : tuple[str, ...] (default: ())
-        Columns with a heavy tail, which are prepared on a logarithmic scale.
+        Heavy-tailed columns, which are prepared on a logarithmic scale.
     columns_are_words : bool (default: False)
-        Whether the columns are words from frequent to rare, which are shuffled
-        before they are divided, so that each party gets some of both.
+        Whether the columns are words from frequent to rare. They are shuffled before
+        they are divided, so that each party gets both.
+
+    Examples
+    --------
+    >>> from flower_vfl.simulations.datasets import load_dataset
+    >>> data = load_dataset("breast-cancer")
+    >>> len(data), data.task, data.classes
+    (569, 'binary', ('malignant', 'benign'))
+    >>> np.bincount(data.split(seed=0, test_fraction=0.2)).tolist()
+    [455, 0, 114]
     """
 
     name: str
@@ -141,7 +178,7 @@ class Dataset:
     columns_are_words: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the parts fit together and protect the shared arrays."""
+        """Check the lengths of the parts and make the shared arrays read-only."""
         parts: dict[str, Sized | None] = {
             "ids": self.ids,
             "table": self.table,
@@ -177,7 +214,7 @@ class Dataset:
 
     @property
     def images(self) -> NDArray[np.uint8]:
-        """The images (N, C, H, W), decoded at the first use; read-only."""
+        """The images (N, C, H, W), read-only."""
         if self.pictures is None:
             raise ConfigError(f"dataset '{self.name}' holds no images: {self.kind}")
         return self.pictures.array
@@ -200,8 +237,8 @@ class Dataset:
     ) -> NDArray[np.int8]:
         """Return for each row whether it is for training, validation or testing.
 
-        The official test rows are the test rows where the dataset has them. Where
-        rows have groups, whole groups are drawn.
+        The official test set is used if the dataset has one. Rows of one group stay
+        together.
         """
         if self.test_mask is None:
             rows, test = np.arange(len(self)), test_fraction
@@ -223,22 +260,10 @@ def split_groups(
 ) -> NDArray[np.int8]:
     """Return a split of the rows that keeps each group in one part.
 
-    Groups are drawn in a random order for the test rows, then for the validation
-    rows; a group counts for the part in which its middle row falls, so that each
-    part differs from its share by less than one group.
-
-    Parameters
-    ----------
-    groups : NDArray[np.int64]
-        Group of each row.
-    seed : int
-        The shared seed.
-    test_fraction : float (default: 0.2)
-        Share of test rows.
-    valid_fraction : float (default: 0.0)
-        Share of validation rows.
+    Groups are drawn in random order. A group goes to the part in which its middle row
+    falls, so each part differs from its share by less than one group.
     """
-    split_rows(len(groups), seed, test_fraction, valid_fraction)  # refuses bad shares
+    split_rows(len(groups), seed, test_fraction, valid_fraction)  # checks the fractions
     names, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.default_rng(derive_seed(seed, "splits")).permutation(len(names))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
@@ -269,14 +294,17 @@ class PartyData:
     spec : InputSpec | None
         The shape of the inputs; None for a party without features.
     columns : tuple[str, ...]
-        Names of the raw columns that the party holds, in the order of the dataset's
-        division.
-    fit : TableFit | TextFit | None (default: None)
-        What was learned from the training rows, to prepare new rows in the same
-        way; None for images and for a party without features.
+        Names of the raw columns of the party.
+    fit : TableFit | None (default: None)
+        Prepares new rows of a table in the same way; None for anything else.
+
+    Examples
+    --------
+    >>> PartyData((), None, ()).columns  # a label party without features
+    ()
     """
 
     inputs: tuple[Tensor, ...]
     spec: InputSpec | None
     columns: tuple[str, ...]
-    fit: TableFit | TextFit | None = None
+    fit: TableFit | None = None

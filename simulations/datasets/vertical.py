@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
 
-from .divide import LabelShare, SplitLike, divide_columns
-from .inputs import InputSpec
+from .divide import divide_columns
 from .prepare import prepare_table
-from .text import Weighting, prepare_text, vocabulary
-from .types import Dataset, PartyData
+from .text import prepare_text, vocabulary
+from .types import Dataset, InputSpec, PartyData
 
 _WORD_SEED = 0
 
@@ -23,78 +22,72 @@ def party_columns(
     dataset: Dataset,
     codes: NDArray[np.int8],
     parties: int,
-    split: SplitLike = "even",
-    label_share: LabelShare = 0.0,
-    *,
-    shuffle: int | None = None,
-    max_features: int = 1000,
+    split: str = "even",
+    label_share: float | str = 0.0,
 ) -> list[tuple[str, ...]]:
     """Return the columns of the label party (first) and of each passive party.
 
-    The columns of an image are its pixel columns ``x0``, ``x1``, ... from the left;
-    those of a text are the words of its vocabulary. Words are always shuffled, so
-    that every party gets common and rare ones.
+    The columns of an image are its pixel columns ``x0``, ``x1``, ... from the left.
+    The columns of a text are the words of its vocabulary. Words are shuffled, so that
+    every party gets common and rare ones.
 
     Parameters
     ----------
     dataset : Dataset
-        What is divided.
+        The dataset to divide.
     codes : NDArray[np.int8]
         The split of each row; the vocabulary of a text comes from training rows.
     parties : int
         Number of passive parties.
-    split : SplitLike (default: "even")
-        See :func:`divide_columns`.
-    label_share : LabelShare (default: 0.0)
-        See :func:`divide_columns`.
-    shuffle : int | None (default: None)
-        Seed to shuffle the columns with before they are divided; None leaves the
-        columns of a table in order and shuffles words with the seed 0. An image
-        cannot be shuffled.
-    max_features : int (default: 1000)
-        Size of the vocabulary of a text.
+    split : str (default: "even")
+        How the passive parties share the columns: ``"even"``,
+        ``"fractions=0.3,0.7"``, ``"widths=10,20,27"``, ``"dirichlet=0.5"`` (with a
+        seed: ``"dirichlet=0.5,3"``) or ``"columns=age+income|height"``.
+    label_share : float | str (default: 0.0)
+        Columns that the label party keeps: a fraction (the first columns), or names
+        joined by ``+``.
+
+    Examples
+    --------
+    >>> from flower_vfl.simulations.datasets import load_dataset
+    >>> data = load_dataset("breast-cancer")
+    >>> columns = party_columns(data, data.split(seed=0), 2, "widths=10,20")
+    >>> [len(own) for own in columns]
+    [0, 10, 20]
     """
     if dataset.table is not None:
         columns = tuple(map(str, dataset.table.columns))
     elif dataset.pictures is not None:
         columns = tuple(f"x{i}" for i in range(dataset.pictures.shape[2]))
     else:
-        columns = vocabulary(dataset, codes, max_features)
-    words = dataset.columns_are_words or dataset.text is not None
-    seed = _WORD_SEED if words and shuffle is None else shuffle
-    if seed is not None:
-        if dataset.kind == "image":
-            raise ConfigError("an image is cut into strips and cannot be shuffled")
-        order = np.random.default_rng(seed).permutation(len(columns))
+        columns = vocabulary(dataset, codes)
+    if dataset.columns_are_words or dataset.text is not None:
+        order = np.random.default_rng(_WORD_SEED).permutation(len(columns))
         columns = tuple(columns[i] for i in order)
     return divide_columns(columns, parties, split, label_share)
 
 
 def prepare_party(
-    dataset: Dataset,
-    codes: NDArray[np.int8],
-    columns: Sequence[str],
-    *,
-    min_count: int = 2,
-    weighting: Weighting = "tfidf",
-    max_features: int = 1000,
+    dataset: Dataset, codes: NDArray[np.int8], columns: Sequence[str]
 ) -> PartyData:
     """Prepare the columns of one party, using no other columns.
 
     Parameters
     ----------
     dataset : Dataset
-        What is divided.
+        The dataset.
     codes : NDArray[np.int8]
         The split of each row.
     columns : Sequence[str]
         The party's columns, as :func:`party_columns` returns them; may be empty.
-    min_count : int (default: 2)
-        See :func:`prepare_table`.
-    weighting : Weighting (default: "tfidf")
-        See :func:`prepare_text`.
-    max_features : int (default: 1000)
-        Size of the vocabulary of a text, as given to :func:`party_columns`.
+
+    Examples
+    --------
+    >>> from flower_vfl.simulations.datasets import load_dataset
+    >>> data = load_dataset("breast-cancer")
+    >>> party = prepare_party(data, data.split(seed=0), ["mean area", "mean radius"])
+    >>> party.inputs[0].shape
+    torch.Size([569, 2])
     """
     if len(codes) != len(dataset):
         raise ConfigError(
@@ -104,84 +97,53 @@ def prepare_party(
     if not columns:
         return PartyData((), None, ())
     if dataset.table is not None:
-        return prepare_table(
-            dataset.table[list(columns)],
-            codes,
-            log_columns=dataset.log_columns,
-            min_count=min_count,
-        )
+        own = dataset.table[list(columns)]
+        return prepare_table(own, codes, log_columns=dataset.log_columns)
     if dataset.pictures is not None:
         return _strip(dataset, columns)
-    return prepare_text(
-        dataset, codes, columns, weighting=weighting, max_features=max_features
-    )
+    return prepare_text(dataset, codes, columns)
 
 
 def vertical_split(
     dataset: Dataset,
     codes: NDArray[np.int8],
     parties: int,
-    split: SplitLike = "even",
-    label_share: LabelShare = 0.0,
-    *,
-    shuffle: int | None = None,
-    min_count: int = 2,
-    weighting: Weighting = "tfidf",
-    max_features: int = 1000,
+    split: str = "even",
+    label_share: float | str = 0.0,
 ) -> list[PartyData]:
-    """Divide the columns of a dataset among the label party and the passive parties.
+    """Divide the columns of a dataset and prepare each party's share.
 
-    A process that plays one party needs only :func:`party_columns` and, for its own
-    columns, :func:`prepare_party`.
+    A process that runs one party needs only :func:`party_columns` and
+    :func:`prepare_party`.
 
     Parameters
     ----------
     dataset : Dataset
-        What is divided.
+        The dataset to divide.
     codes : NDArray[np.int8]
         The split of each row, as ``dataset.split`` returns it.
     parties : int
         Number of passive parties.
-    split : SplitLike (default: "even")
-        How the columns are divided among the passive parties: ``"even"`` or another
-        string of :func:`parse_split`, fractions, widths, or names by party.
-    label_share : LabelShare (default: 0.0)
-        Fraction or names of the columns that the label party keeps for itself.
-    shuffle : int | None (default: None)
-        Seed to shuffle the columns with; see :func:`party_columns`.
-    min_count : int (default: 2)
-        Training rows that must share a category for it to get a code.
-    weighting : Weighting (default: "tfidf")
-        Numbers that stand for the words of a text: ``"tfidf"`` or ``"multihot"``.
-    max_features : int (default: 1000)
-        Size of the vocabulary of a text.
+    split : str (default: "even")
+        How the passive parties share the columns; see :func:`party_columns`.
+    label_share : float | str (default: 0.0)
+        Columns that the label party keeps; see :func:`party_columns`.
 
     Returns
     -------
     list[PartyData]
-        The label party's share, which is empty by default, and then that of each
-        passive party.
+        The label party's share, empty by default, then that of each passive party.
+
+    Examples
+    --------
+    >>> from flower_vfl.simulations.datasets import load_dataset
+    >>> data = load_dataset("breast-cancer")
+    >>> shares = vertical_split(data, data.split(seed=0), 2, label_share=0.2)
+    >>> [share.spec.numeric for share in shares]
+    [6, 12, 12]
     """
-    divided = party_columns(
-        dataset,
-        codes,
-        parties,
-        split,
-        label_share,
-        shuffle=shuffle,
-        max_features=max_features,
-    )
-    return [
-        prepare_party(
-            dataset,
-            codes,
-            columns,
-            min_count=min_count,
-            weighting=weighting,
-            max_features=max_features,
-        )
-        for columns in divided
-    ]
+    divided = party_columns(dataset, codes, parties, split, label_share)
+    return [prepare_party(dataset, codes, columns) for columns in divided]
 
 
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 
 from .layers import positive
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "none": nn.Identity,

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 
 from .bottom import BottomModel
 from .layers import ImageEncoder, TableEncoder, activation_layer, dense_layers

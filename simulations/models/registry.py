@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
 from .bottom import BottomModel, input_kind

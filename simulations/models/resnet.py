@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 
 from .bottom import BottomModel
 from .layers import activation_layer, normalise_image

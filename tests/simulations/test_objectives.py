@@ -16,7 +16,7 @@ from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill, Objective
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import PartyData
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.simulations.objectives import OBJECTIVES, objective_for
 from flower_vfl.simulations.parties import PartyRows
 from flower_vfl.simulations.presets import preset

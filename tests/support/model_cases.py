@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 
 NUMERIC = InputSpec(numeric=57)
 MIXED = InputSpec(numeric=3, cardinalities=(5, 7))

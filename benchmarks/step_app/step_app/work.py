@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.simulations.models import build_bottom, build_top
 
 MARVELL, SMALL = "mlp:hidden=128+128", "mlp:hidden=64"

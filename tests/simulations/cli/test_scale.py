@@ -13,8 +13,8 @@ from cli_cases import call
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.cli.scale import DEFAULT, growth_text, table_of
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.datasets import divide_columns, load_dataset, party_columns
-from flower_vfl.simulations.datasets.divide import dirichlet_widths
+from flower_vfl.simulations.datasets import load_dataset, party_columns
+from flower_vfl.simulations.datasets.divide import dirichlet_widths, divide_columns
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.scaling import (
     COLUMNS,

@@ -12,10 +12,10 @@ from flower_vfl.simulations.datasets import (
     Dataset,
     dataset_names,
     load_dataset,
-    split_groups,
     vertical_split,
 )
 from flower_vfl.simulations.datasets.registry import SOURCES
+from flower_vfl.simulations.datasets.types import split_groups
 
 # name: rows, columns, labels per class or mean label, official test rows
 KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {

@@ -12,18 +12,15 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.datasets import (
     Dataset,
-    Pictures,
-    Split,
-    TextFit,
-    divide_columns,
     load_dataset,
-    parse_split,
     partitioned_columns,
     party_columns,
     prepare_party,
     prepare_table,
     vertical_split,
 )
+from flower_vfl.simulations.datasets.divide import Split, divide_columns, parse_split
+from flower_vfl.simulations.datasets.types import Pictures
 
 TEN = [f"c{i}" for i in range(10)]
 
@@ -42,9 +39,9 @@ def test_even() -> None:
     ("split", "expected"),
     [
         ("fractions=0.2,0.4,0.4", [0, 2, 4, 4]),
-        ([0.25, 0.25, 0.5], [0, 2, 3, 5]),
+        ("fractions=0.25,0.25,0.5", [0, 2, 3, 5]),
         ("widths=1,2,7", [0, 1, 2, 7]),
-        ([5, 4, 1], [0, 5, 4, 1]),
+        ("widths=5,4,1", [0, 5, 4, 1]),
         (" columns = c0", None),
     ],
 )
@@ -61,8 +58,6 @@ def test_fractions_and_widths(split: Any, expected: list[int] | None) -> None:
 def test_by_name() -> None:
     assert parse_split("columns=c3+ c1|c0").columns == (("c3", "c1"), ("c0",))
     assert divide_columns(TEN, 2, "columns=c3+c1|c0") == [(), ("c3", "c1"), ("c0",)]
-    named = divide_columns(TEN, 2, {2: ["c0"], 1: ["c3", "c1"], 0: ["c9"]})
-    assert named == [("c9",), ("c3", "c1"), ("c0",)]
     kept = divide_columns(TEN, 1, "columns=c3", label_share="c5+c6")
     assert kept == [("c5", "c6"), ("c3",)]
 
@@ -71,8 +66,8 @@ def test_label_share() -> None:
     parts = divide_columns(TEN, 2, "even", 0.4)
     assert parts == [tuple(TEN[:4]), tuple(TEN[4:7]), tuple(TEN[7:])]
     assert divide_columns(TEN, 2, "even", "0.4") == parts
-    assert sizes(divide_columns(TEN, 2, [3, 5], ["c9", "c0"])) == [2, 3, 5]
-    assert sizes(divide_columns(TEN, 2, [0.5, 0.5], 0.2)) == [2, 4, 4]
+    assert sizes(divide_columns(TEN, 2, "widths=3,5", "c9+c0")) == [2, 3, 5]
+    assert sizes(divide_columns(TEN, 2, "fractions=0.5,0.5", 0.2)) == [2, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +93,6 @@ def test_label_share() -> None:
         (1, "even", 0.01, "less than one column"),
         (1, "even", "c0+d", "no column 'd'"),
         (1, "halves", 0.0, "unknown split 'halves'; write 'even', 'fractions="),
-        (1, {0: ["c1"], 2: ["c2"]}, 0.0, "for the parties 1, 2"),
-        (1, {0: ["c1"], 1: ["c2"]}, ["c3"], "given twice"),
     ],
 )
 def test_impossible_divisions(
@@ -140,15 +133,6 @@ def test_a_party_prepares_its_columns_alone() -> None:
     assert torch.equal(own_file.inputs[0], together[2].inputs[0])
 
 
-def test_shuffled_columns() -> None:
-    dataset = load_dataset("breast-cancer")
-    codes = dataset.split(0)
-    plain = party_columns(dataset, codes, 2)
-    shuffled = party_columns(dataset, codes, 2, shuffle=5)
-    assert shuffled == party_columns(dataset, codes, 2, shuffle=5) != plain
-    assert sorted(sum(shuffled, ())) == sorted(sum(plain, ()))
-
-
 def picture_dataset() -> Dataset:
     pixels = np.arange(6 * 4 * 10 * 3, dtype=np.uint8).reshape(6, 4, 10, 3)
     return Dataset(
@@ -164,7 +148,7 @@ def picture_dataset() -> Dataset:
 def test_images_are_cut_into_strips() -> None:
     dataset = picture_dataset()
     codes = np.zeros(6, dtype=np.int8)
-    label, left, right = vertical_split(dataset, codes, 2, [0.5, 0.5], 0.2)
+    label, left, right = vertical_split(dataset, codes, 2, "even", 0.2)
     assert label.spec is not None and label.spec.image == (3, 4, 2)
     parts = [label.inputs[0], left.inputs[0], right.inputs[0]]
     assert [part.shape[3] for part in parts] == [2, 4, 4]
@@ -179,8 +163,6 @@ def test_strips_that_cannot_be() -> None:
     dataset, codes = picture_dataset(), np.zeros(6, dtype=np.int8)
     with pytest.raises(ConfigError, match="strip of neighbouring columns"):
         vertical_split(dataset, codes, 1, "columns=x0+x2")
-    with pytest.raises(ConfigError, match="cannot be shuffled"):
-        vertical_split(dataset, codes, 2, shuffle=1)
     with pytest.raises(ConfigError, match="6 rows but the split has 5"):
         vertical_split(dataset, codes[:5], 2)
 
@@ -215,20 +197,6 @@ def test_text_is_weighed_as_by_scikit_learn() -> None:
         reference = TfidfVectorizer(vocabulary=list(party.columns)).fit(TEXTS[:4])
         expected = reference.transform(TEXTS).toarray()
         np.testing.assert_allclose(party.inputs[0].numpy(), expected, atol=1e-6)
-        assert isinstance(party.fit, TextFit)
-        again = TextFit.from_state_dict(party.fit.state_dict())
-        torch.testing.assert_close(again.apply(TEXTS)[0], party.inputs[0])
-
-
-def test_multihot_and_vocabulary_size() -> None:
-    dataset, codes = text_dataset()
-    (_, party) = vertical_split(dataset, codes, 1, weighting="multihot", max_features=1)
-    assert party.columns == ("the",)  # zebra is in the test rows only
-    assert party.inputs[0][:, 0].tolist() == [1, 1, 0, 1, 1, 0]
-    with pytest.raises(ConfigError, match="unknown weighting 'bm25'"):
-        vertical_split(dataset, codes, 1, weighting="bm25")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="max_features"):
-        vertical_split(dataset, codes, 1, max_features=0)
 
 
 def test_words_are_mixed() -> None:
@@ -309,7 +277,7 @@ def test_partitioners_of_flwr_datasets(mode: str) -> None:
     widths = [0, 12, 18] if mode == "create_as_first" else [18, 12]
     assert [len(party.columns) for party in parties] == widths
     if mode == "create_as_first":
-        expected = vertical_split(source, codes, 2, [12, 18])
+        expected = vertical_split(source, codes, 2, "widths=12,18")
         for party, other in zip(parties[1:], expected[1:], strict=True):
             assert party.columns == other.columns
             torch.testing.assert_close(party.inputs[0], other.inputs[0])

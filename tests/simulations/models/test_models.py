@@ -6,7 +6,7 @@ from model_cases import CATEGORICAL, MIXED, NUMERIC, count, make_inputs
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.simulations.models import (
     BOTTOM_MODELS,
     CNN,

@@ -10,7 +10,7 @@ from model_cases import CATEGORICAL, MIXED, NUMERIC, count
 from torch import nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.datasets.inputs import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.simulations.models import (
     BOTTOM_MODELS,
     MLP,
