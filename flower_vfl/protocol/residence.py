@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from threading import Lock
 
+RESIDENT = "flower_vfl_resident"
+"""Key in ``context.__dict__`` of a node whose runtime keeps it in memory."""
+
 # Counted, so that a session that ends late does not unmark the one that took over.
 _marked: Counter[tuple[int, int]] = Counter()
 _lock = Lock()
