@@ -1,4 +1,4 @@
-"""Defenses made of defenses: one after the other, by party, and by epoch."""
+"""Combinations of transforms: one after the other, by party, and by epoch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flower_vfl.defender import Strengthened, unique
 from flower_vfl.errors import ConfigError
 from flower_vfl.transform import (
     Batch,
     GradientTransform,
+    Strengthened,
     apply_in_order,
     sees_embeddings,
 )
@@ -19,8 +19,8 @@ from flower_vfl.transform import (
 from .no_defense import NoDefense
 
 
-class _Several:
-    """A transform that hands the work, and its state, to named others."""
+class _Combination:
+    """A transform that delegates its work and its state to named transforms."""
 
     parts: dict[str, GradientTransform]
 
@@ -31,54 +31,59 @@ class _Several:
 
     @property
     def sees_embeddings(self) -> bool:
-        """Whether any of them looks at embeddings."""
+        """Whether any of them needs the embeddings."""
         return any(sees_embeddings(part) for part in self.parts.values())
 
     def strengthen(self, factor: float) -> str:
-        """Raise the protection of every part that has a strength."""
-        told = []
-        for part in unique(self.parts.values()):
-            if isinstance(part, Strengthened) and (text := part.strengthen(factor)):
-                told.append(text)
-        return ", ".join(told)
+        """Raise the strength of every adjustable part; return messages for the log."""
+        parts = {id(part): part for part in self.parts.values()}.values()
+        adjustable = [part for part in parts if isinstance(part, Strengthened)]
+        return ", ".join(filter(None, (p.strengthen(factor) for p in adjustable)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every part by its name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         if set(state) != set(self.parts):
             raise ConfigError(
-                f"the saved state is of the defenses {sorted(state)}, these are "
+                f"the saved state is of the defenses {sorted(state)}, this run has "
                 f"{sorted(self.parts)}"
             )
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
-class Compose(_Several):
+class Compose(_Combination):
     """Apply several transforms in order.
 
-    A bound that one of them reports is reported for the whole as long as no later one
-    sees labels.
+    A bound that one of them reports holds for the result as long as no later one uses
+    labels; otherwise it is dropped.
 
     Parameters
     ----------
     transforms : Sequence[GradientTransform]
         In the order in which they are applied.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Compose, GradientCompression, Marvell
+    >>> transform = Compose([Marvell(s=4.0), GradientCompression(keep=0.5)])
+    >>> transform.requires_labels
+    True
     """
 
     def __init__(self, transforms: Sequence[GradientTransform]) -> None:
         self.parts = {str(i): t for i, t in enumerate(flat(transforms))}
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
-        """Return what all of them together make of a gradient."""
+        """Return the gradient after all transforms."""
         return apply_in_order(list(self.parts.values()), gradient, batch)
 
 
 def flat(transforms: Sequence[GradientTransform]) -> list[GradientTransform]:
-    """Return transforms with those of a :class:`Compose` in its place."""
+    """Return transforms with the parts of a :class:`Compose` in its place."""
     parts: list[GradientTransform] = []
     for transform in transforms:
         if isinstance(transform, Compose):
@@ -88,15 +93,21 @@ def flat(transforms: Sequence[GradientTransform]) -> list[GradientTransform]:
     return parts
 
 
-class PerParty(_Several):
-    """A transform of its own for some parties.
+class PerParty(_Combination):
+    """Apply another transform for some parties.
 
     Parameters
     ----------
     parties : Mapping[str, GradientTransform]
-        By party name.
+        Transforms by party name.
     default : GradientTransform | None (default: None)
-        For all others; None is no defense.
+        The transform for all other parties; None is no defense.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Iso, PerParty, defense_spec
+    >>> defense_spec(PerParty({"bank": Iso(t=4.0)}, default=Iso()))
+    'bank=iso:t=4.0; *=iso'
     """
 
     def __init__(
@@ -109,17 +120,24 @@ class PerParty(_Several):
         self.parts = {"*": NoDefense() if default is None else default, **parties}
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
-        """Return what the party's transform makes of its gradient."""
+        """Return the gradient after the party's transform."""
         return self.parts.get(batch.party, self.parts["*"])(gradient, batch)
 
 
-class Scheduled(_Several):
-    """A transform that changes in the course of the training.
+class Scheduled(_Combination):
+    """Change the transform during training.
 
     Parameters
     ----------
     epochs : Mapping[int, GradientTransform]
-        By the epoch, from 1, with which it begins; none before the first.
+        Transforms by their first epoch, counted from 1. Before the smallest one there
+        is no defense.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Iso, NoDefense, Scheduled, defense_spec
+    >>> defense_spec(Scheduled({1: NoDefense(), 5: Iso(t=4.0)}))
+    '@1 none @5 iso:t=4.0'
     """
 
     def __init__(self, epochs: Mapping[int, GradientTransform]) -> None:
@@ -131,6 +149,6 @@ class Scheduled(_Several):
         self.parts = {str(epoch): t for epoch, t in self.epochs.items()}
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
-        """Return what the transform of this epoch makes of a gradient."""
+        """Return the gradient after the transform of this epoch."""
         begun = [epoch for epoch in self.epochs if epoch <= batch.epoch]
         return self.epochs[begun[-1]](gradient, batch) if begun else gradient

@@ -1,6 +1,6 @@
 """FLSG: A Novel Defense Strategy Against Inference Attacks in Vertical FL (Fan et al.).
 
-IEEE Internet of Things Journal 11(2), 2024. The predecessor of SGSub.
+IEEE Internet of Things Journal 11(2), pages 1816-1828, 2024. The predecessor of SGSub.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from .sgsub import Original, Substitute, search
 def flsg(
     rows: Tensor, generator: torch.Generator, tau: float = 0.8, max_attempts: int = 20
 ) -> Substitute:
-    """Replace a gradient w by a sampled ŵ, accepted on the Euclidean distance alone.
-
-    Sampled and brought into order as in SGSub. The distance is relative, ‖ŵ − w‖/‖w‖,
-    so that one τ does for gradients of any size and for batches of any length.
-    """
+    """Replace a gradient w by a sampled ŵ whose distance ‖ŵ − w‖/‖w‖ is at most τ."""
     original = Original.of(rows)
     length = float(torch.linalg.vector_norm(original.entries)) or 1.0
 
@@ -34,16 +30,28 @@ def flsg(
 
 
 class FLSG(RowTransform):
-    """A sampled gradient in place of the real one, close to it.
+    """Replace the gradient by a sampled one at a small Euclidean distance.
 
-    The rank order of the entries survives here as in SGSub, which says what that leaks.
+    Candidates are sampled and sorted as in :class:`SGSub`, so the rank order of the
+    entries survives here too.
 
     Parameters
     ----------
     tau : float (default: 0.8)
         Largest distance that is accepted, relative to the gradient's norm.
     max_attempts : int (default: 20)
-        After so many the closest one seen is taken.
+        Number of attempts after which the closest candidate is taken.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import FLSG
+    >>> rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    >>> batch = Batch("passive-1", step=1, seed=7)
+    >>> changed = FLSG(tau=0.8)(rows, batch)
+    >>> batch.metrics["flsg_distance"] <= 0.8
+    True
     """
 
     def __init__(self, tau: float = 0.8, max_attempts: int = 20) -> None:

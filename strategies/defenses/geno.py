@@ -1,6 +1,7 @@
 """LADSG: Label-Anonymized Distillation and Similar Gradient Substitution (Yan et al.).
 
-Its gradient-based evaluation of network outliers (Geno), algorithm 3.
+https://arxiv.org/abs/2506.06742. Algorithm 3, gradient-based evaluation of network
+outliers (Geno), and our addition to it, the response of a party to its gradients.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from logging import WARNING
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.supercore import log
@@ -21,15 +22,16 @@ from flower_vfl.rows import row_norms
 from flower_vfl.transform import Batch
 
 from .base import RowTransform, require
-from .response import Response, Responses
 
-DEVIATIONS = 6.0  # a norm is too large so many deviations above the median
+DEVIATIONS = 6.0  # a norm this many deviations above the median is an outlier
 SMALLEST_DEVIATION = 0.1  # of the median
-LARGEST_NORM = 1e300  # leaves room for what norms are multiplied with
+LARGEST_NORM = 1e300  # leaves room for products of norms
+TRACKED = 4096  # rows of each party whose embeddings are remembered
+MEASUREMENTS = 50  # steps over which a response is a median
 SUSPICION = (
     "step %d: the embeddings of '%s' move %.1f times as far for its gradients as those "
-    "of the other parties, %.1f times as far as at the begin; it may scale its "
-    "training up to learn the labels, or have another model or learning rate. %s"
+    "of the other parties, %.1f times as far as at the start; it may scale up its "
+    "training to learn the labels, or have another model or learning rate. %s"
 )
 
 
@@ -47,9 +49,8 @@ def outlier_limit(norms: Iterable[float]) -> float:
     """Return median + 6 MAD of earlier norms, above which a norm is an outlier.
 
     The median absolute deviation (MAD) counts as at least a tenth of the median, so
-    that a history of nearly equal norms does not make an outlier of the next honest
-    one: the limit is at least 1.6 medians. If the median is zero there is nothing to
-    compare with, and the limit is infinite.
+    that after nearly equal norms the next honest one is not an outlier. If the median
+    is zero there is nothing to compare with, and the limit is infinite.
     """
     known = list(norms)
     middle = median(known)
@@ -60,58 +61,62 @@ def outlier_limit(norms: Iterable[float]) -> float:
 
 
 class Geno(RowTransform):
-    """Withhold the gradient of a party whose norm is out of the ordinary.
+    """Withhold the gradient of a party whose norm is an outlier.
 
-    It then gets none, and the metric ``withheld`` is 1 for that step. LADSG means it
-    against a party that scales its own training up. The norm does not show that party:
-    its embeddings fit better, and the gradients that the label party computes for it
-    become smaller, not larger. What a norm shows, from about twice the ordinary one on,
-    is a gradient that was amplified on its way.
+    The metric ``withheld`` is 1 for that step. LADSG uses this against a party that
+    scales up its own training. The norm does not reveal that party: its embeddings fit
+    better, and its gradients become smaller, not larger. The norm reveals a gradient
+    that was amplified on its way, from about twice the usual norm on.
 
-    What shows the active party is its response, our addition: how far its embeddings
-    move for the gradient that it gets, compared with the other parties
-    (:class:`~flower_vfl.strategies.defenses.response.Responses`). It is suspected from
-    ``response`` times theirs on, or from half of that on if it has also grown to
-    ``rise`` times what it was at the begin: a warning names the party once, and the
-    metric ``suspected`` is 1. Honest parties that have many more columns, larger
-    embeddings or a higher learning rate than the others respond more strongly too, so
-    a suspect is only withheld from with ``exclude=True``. ``benchmarks/geno.py`` prints
-    what is found.
+    Our addition finds the active party by its response: how far its embeddings move
+    for its gradients, compared with the other parties. It is suspected from
+    ``response`` times theirs on, or from half of that on if its response has also grown
+    to ``rise`` times its first value. A warning names the party once, and the metric
+    ``suspected`` is 1. Honest parties with many more columns, larger embeddings or a
+    higher learning rate respond more strongly too, so gradients of a suspect are only
+    withheld with ``exclude=True``. ``benchmarks/geno.py`` measures what is found.
 
-    With no λ given, λ is :func:`outlier_limit` of the party's own last norms. They are
-    compared after a multiplication with √B, because the loss is a mean over B rows: the
-    short batch at the end of an epoch has a norm that is larger by about that much. A
-    batch of very few rows also varies more, and may be withheld now and then.
-
-    A norm that was withheld does not enter the history, so that an attacker cannot move
-    λ by being withheld. But gradients may also grow for a good reason and stay large,
-    and an honest party must not be locked out for ever: after ``patience`` steps in a
-    row without a gradient, its history is forgotten and learned anew. An attacker who
-    does without gradients for that long is let in with it, and one who stays just below
-    λ can move it slowly. Only a λ that is given cannot be moved.
+    With ``lambda_=None``, λ is the median plus 6 median absolute deviations of the
+    party's own last norms. Norms are compared after a multiplication by √B, because
+    the loss is a mean over the B rows of a batch. A withheld norm does not enter the
+    history, so an attacker cannot move λ that way. After ``patience`` withheld steps in
+    a row the history is forgotten, so that an honest party whose gradients stay large
+    is not excluded forever; an attacker who waits as long, or stays just below λ, can
+    move it too. Only a given λ cannot be moved.
 
     Parameters
     ----------
     lambda_ : float | None (default: None)
         Largest norm that passes; None learns it for each party.
     warmup : int (default: 20)
-        Steps of a party that pass and are only learned from. A party that is out of
-        the ordinary from its first step on is not found.
+        First steps of a party, which always pass. A party that is an outlier from its
+        first step on is not found.
     window : int (default: 500)
-        How many of the last norms of a party that passed are remembered.
+        Number of a party's last norms that are remembered.
     patience : int | None (default: 500)
-        Steps in a row that are withheld before a party's history is forgotten; None
-        never forgets it.
+        Withheld steps in a row after which a party's history is forgotten; None never
+        forgets it.
     response : float | None (default: 5.0)
-        A party that responds so many times as strongly as the others is suspected; None
-        does not look. There must be two passive parties, embeddings that pass by (so
-        not in a deployment that is not vertical), and more than 50 steps after the
-        first epoch.
+        Ratio to the other parties' response from which a party is suspected; None does
+        not measure it. It takes two passive parties, embeddings (only a vertical run
+        has them), and more than 50 steps after the first epoch.
     rise : float (default: 2.0)
         What counts as a change of a party's own response; it takes more than 100 steps
-        after the first epoch to see one.
+        after the first epoch.
     exclude : bool (default: False)
-        Whether the gradients of a suspect are withheld, from then on.
+        Whether all further gradients of a suspect are withheld.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import Geno
+    >>> transform = Geno(lambda_=10.0)
+    >>> batch = Batch("passive-1", step=1, seed=7)
+    >>> transform(torch.full((2, 2), 100.0), batch) is None
+    True
+    >>> batch.metrics
+    {'withheld': 1.0}
     """
 
     def __init__(
@@ -130,8 +135,8 @@ class Geno(RowTransform):
         require(window >= warmup, "window", f"at least warmup ({warmup})", window)
         patient = patience is None or patience >= 1
         require(patient, "patience", "at least 1 or none", patience)
-        looking = response is None or 1.0 < response < math.inf
-        require(looking, "response", "above 1 or none", response)
+        measured = response is None or 1.0 < response < math.inf
+        require(measured, "response", "above 1 or none", response)
         require(1.0 < rise < math.inf, "rise", "above 1", rise)
         unknown = exclude and response is None
         require(not unknown, "exclude", "false where response is none", exclude)
@@ -140,7 +145,7 @@ class Geno(RowTransform):
         self.window = window
         self.patience = patience
         self.history: dict[str, deque[float]] = {}
-        self.streak: dict[str, int] = {}  # steps in a row that were withheld
+        self.streak: dict[str, int] = {}  # withheld steps in a row
         self.response = response
         self.rise = rise
         self.exclude = exclude
@@ -149,7 +154,7 @@ class Geno(RowTransform):
 
     @property
     def sees_embeddings(self) -> bool:
-        """Whether it looks at embeddings."""
+        """Whether it needs the embeddings."""
         return self.response is not None
 
     def limit(self, party: str, rows: int) -> float:
@@ -162,44 +167,19 @@ class Geno(RowTransform):
         return outlier_limit(known) / math.sqrt(rows)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor | None:
-        """Return the rows, or None if their norm is above the limit."""
+        """Return the rows, or None if the party's gradient is withheld."""
         norm, limit = gradient_norm(rows), self.limit(batch.party, len(rows))
         withheld = norm > limit
         if self.lambda_ is None:
             self._learn(batch.party, norm * math.sqrt(len(rows)), withheld)
-        self._suspect(rows, batch)
+        if self.response is not None:
+            self._measure_response(rows, batch, self.response)
         withheld |= self.exclude and batch.party in self.suspects
         batch.metrics["withheld"] = float(withheld)
         return None if withheld else rows
 
-    def _suspect(self, rows: Tensor, batch: Batch) -> None:
-        """Look at how the party responds, as long as it gets gradients."""
-        party = batch.party
-        if self.response is None or batch.embedding is None or batch.rows is None:
-            return
-        if not (self.exclude and party in self.suspects):
-            found = self.responses.observe(party, batch.embedding, batch.rows, rows)
-            if found is not None:
-                batch.metrics["response"] = found.ratio
-                self._judge(found, batch)
-        batch.metrics["suspected"] = float(party in self.suspects)
-
-    def _judge(self, found: Response, batch: Batch) -> None:
-        assert self.response is not None  # the caller looked
-        much = found.ratio > self.response
-        more = found.ratio > self.response / 2 and found.rise > self.rise
-        if (much or more) and batch.party not in self.suspects:
-            self.suspects.add(batch.party)
-            told = batch.step, batch.party, found.ratio, found.rise, self._consequence
-            log(WARNING, SUSPICION, *told)
-
-    @property
-    def _consequence(self) -> str:
-        if self.exclude:
-            return "It gets no gradients from now on"
-        return "geno:exclude=true would withhold its gradients"
-
     def _learn(self, party: str, norm: float, withheld: bool) -> None:
+        """Remember a norm that passed, or forget all norms once patience is over."""
         norms = self.history.setdefault(party, deque(maxlen=self.window))
         if not withheld:
             norms.append(norm)
@@ -207,18 +187,37 @@ class Geno(RowTransform):
         if self.streak[party] == self.patience:
             norms.clear()
 
+    def _measure_response(self, rows: Tensor, batch: Batch, suspicious: float) -> None:
+        """Measure a party's response while it gets gradients, and suspect it."""
+        party = batch.party
+        if batch.embedding is None or batch.rows is None:
+            return
+        if not (self.exclude and party in self.suspects):
+            found = self.responses.observe(party, batch.embedding, batch.rows, rows)
+            if found is not None:
+                batch.metrics["response"] = found.ratio
+                grown = found.ratio > suspicious / 2 and found.rise > self.rise
+                if (found.ratio > suspicious or grown) and party not in self.suspects:
+                    self.suspects.add(party)
+                    consequence = (
+                        "It gets no gradients from now on"
+                        if self.exclude
+                        else "geno:exclude=true would withhold its gradients"
+                    )
+                    log(WARNING, SUSPICION, batch.step, party, *found, consequence)
+        batch.metrics["suspected"] = float(party in self.suspects)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the norms of every party, the oldest first, and who is withheld."""
-        norms = {party: list(norms) for party, norms in self.history.items()}
+        """Return norms (the oldest first), responses and suspects."""
         return {
-            "history": norms,
+            "history": {party: list(norms) for party, norms in self.history.items()},
             "streak": dict(self.streak),
             "responses": self.responses.state_dict(),
             "suspects": sorted(self.suspects),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         if set(state) != set(self.state_dict()):
             raise ConfigError(
                 f"Geno keeps {', '.join(self.state_dict())}; the saved state has "
@@ -231,3 +230,89 @@ class Geno(RowTransform):
         self.streak = dict(state["streak"])
         self.responses.load_state_dict(state["responses"])
         self.suspects = set(state["suspects"])
+
+
+class Response(NamedTuple):
+    """A party's response over that of the others, and over its own first values."""
+
+    ratio: float
+    rise: float
+
+
+class Responses:
+    """The response of every party: movement of its embeddings over its gradient.
+
+    A party that scales up its own training (`flower_vfl.leakage.attacks.malicious`)
+    gets smaller gradients and still moves its embeddings further.
+
+    The movement is the median distance, over the rows of a batch, from the embedding of
+    the same row in the epoch before. The gradient counts with its median norm over the
+    rows. A party's response is the median over its last 50 batches. It is compared with
+    the median of the others, and this ratio with the median of its own first 50 values.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tensor] = {}  # embeddings by row, NaN if not yet sent
+        self._logs: dict[str, deque[float]] = {}
+        self._middles: dict[str, float] = {}  # the median of each party's logarithms
+        self._first: dict[str, list[float]] = {}  # ratios
+
+    def observe(
+        self, party: str, embedding: Tensor, rows: Tensor, gradient: Tensor
+    ) -> Response | None:
+        """Add one batch; return the response so far, None if it is not yet known."""
+        tracked = rows < TRACKED
+        if not tracked.any():
+            return None
+        numbers = rows[tracked]
+        now = embedding.detach().flatten(1)[tracked].to(gradient.dtype)
+        known = self._known.get(party)
+        if known is None or known.shape[1] != now.shape[1]:
+            known = now.new_full((TRACKED, now.shape[1]), math.nan)
+        known = self._known[party] = known.to(now.device, now.dtype)
+        moved = float(row_norms(now - known[numbers]).nanmedian())
+        known[numbers] = now
+        norm = float(row_norms(gradient).median())
+        if moved > 0.0 and norm > 0.0:  # neither is NaN
+            logs = self._logs.setdefault(party, deque(maxlen=MEASUREMENTS))
+            logs.append(math.log(moved) - math.log(norm))
+            self._summarise(party)
+        ratio = self.ratio(party)
+        if ratio is None:
+            return None
+        first = self._first.setdefault(party, [])
+        if len(first) < MEASUREMENTS:
+            first.append(ratio)
+            return Response(ratio, 1.0)
+        return Response(ratio, ratio / median(first))
+
+    def ratio(self, party: str) -> float | None:
+        """Return a party's response over that of the others; None if not yet known."""
+        own = self._middles.get(party)
+        others = [middle for name, middle in self._middles.items() if name != party]
+        if own is None or not others:
+            return None
+        return math.exp(min(own - median(others), 700.0))
+
+    def _summarise(self, party: str) -> None:
+        if len(self._logs[party]) == MEASUREMENTS:
+            self._middles[party] = median(self._logs[party])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a restart."""
+        known = {party: kept.cpu().clone() for party, kept in self._known.items()}
+        logs = {party: list(kept) for party, kept in self._logs.items()}
+        first = {party: list(kept) for party, kept in self._first.items()}
+        return {"known": known, "logs": logs, "first": first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
+        self._known = {party: kept.clone() for party, kept in state["known"].items()}
+        self._logs = {
+            party: deque(kept, maxlen=MEASUREMENTS)
+            for party, kept in state["logs"].items()
+        }
+        self._first = {party: list(kept) for party, kept in state["first"].items()}
+        self._middles = {}
+        for party in self._logs:
+            self._summarise(party)

@@ -1,10 +1,4 @@
-"""Defenses by name: from a config string, from TOML, and back to a string.
-
-``marvell:s=4`` is one defense with its parameters. ``marvell:s=4 | gc:keep=0.5``
-applies two in order. ``@1 none @5 marvell`` begins with epoch 5.
-``passive-1=marvell:s=16; *=marvell:s=4`` treats one party differently. The three
-combine in this order: parties, then epochs, then what is applied in order.
-"""
+"""Defenses by name: from a config string or a TOML table, and back to a string."""
 
 from __future__ import annotations
 
@@ -42,23 +36,38 @@ DEFENSES: dict[str, Callable[..., GradientTransform]] = {
     "flsg": FLSG,
     "geno": Geno,
 }
-SHORT_NAMES = {"gc": "gradient-compression", "ng": "noisy-gradients"}
-SHORT_NAMES |= {"mg": "multi-bucket"}
-_KIND = "defense"
+SHORT_NAMES = {
+    "gc": "gradient-compression",
+    "mg": "multi-bucket",
+    "ng": "noisy-gradients",
+}
 _PARTY = re.compile(r"\s*([^:=@|]+?)\s*=(.*)", re.DOTALL)
 _EPOCH = re.compile(r"@\s*(\d+)\s")
 
 
 def build_defense(spec: object) -> GradientTransform:
-    """Return the defense that a setting names.
+    """Build the defense that a setting names.
+
+    In a config string, ``marvell:s=4`` is one defense with its parameters,
+    ``marvell:s=4 | gc:keep=0.5`` applies two in order, ``@1 none @5 marvell`` starts in
+    epoch 5, and ``passive-1=marvell:s=16; *=marvell:s=4`` treats one party differently.
+    These combine in the order parties, epochs, transforms.
 
     Parameters
     ----------
     spec : str | Mapping | Sequence | GradientTransform
-        A config string (see the module's text); or what TOML makes of a table:
-        ``{"name": "marvell", "s": 4}``, ``{"parties": {"passive-1": ..., "*": ...}}``,
+        A config string; or a table as TOML reads it: ``{"name": "marvell", "s": 4}``,
+        ``{"parties": {"passive-1": ..., "*": ...}}``,
         ``{"epochs": {"1": ..., "5": ...}}``; or a list of any of these, applied in
         order. A transform is returned as it is.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import build_defense
+    >>> build_defense("marvell:s=16").s
+    16.0
+    >>> type(build_defense([{"name": "iso", "t": 4}, "gc:keep=0.5"])).__name__
+    'Compose'
     """
     if isinstance(spec, str):
         return _from_text(spec)
@@ -87,7 +96,7 @@ def _from_text(text: str) -> GradientTransform:
             if found[1] in parties:
                 raise ConfigError(f"'{text}' names the party '{found[1]}' twice")
             parties[found[1]] = _from_schedule(found[2])
-        return _per_party(parties)
+        return PerParty(parties)
     return _from_schedule(text)
 
 
@@ -115,7 +124,7 @@ def _from_chain(text: str) -> GradientTransform:
 def _from_name(text: str) -> GradientTransform:
     name, colon, rest = text.strip().partition(":")
     full = SHORT_NAMES.get(name.strip(), name.strip())
-    return build_from_spec(_KIND, f"{full}{colon}{rest}", DEFENSES)
+    return build_from_spec("defense", f"{full}{colon}{rest}", DEFENSES)
 
 
 def _from_table(table: Mapping[str, Any]) -> GradientTransform:
@@ -129,7 +138,7 @@ def _from_table(table: Mapping[str, Any]) -> GradientTransform:
     if kinds == ["name"]:
         name = SHORT_NAMES.get(str(inner), str(inner))
         if name not in DEFENSES:
-            raise unknown_name(_KIND, name, DEFENSES)
+            raise unknown_name("defense", name, DEFENSES)
         given = {key: value for key, value in table.items() if key != "name"}
         texts = [f"{key}={_toml_text(value)}" for key, value in given.items()]
         return _from_name(f"{name}:{','.join(texts)}" if texts else name)
@@ -137,14 +146,10 @@ def _from_table(table: Mapping[str, Any]) -> GradientTransform:
         raise ConfigError(f"'{kinds[0]}' of a defense must be a table")
     built = {str(key): build_defense(value) for key, value in inner.items()}
     if kinds == ["parties"]:
-        return _per_party(built)
+        return PerParty(built)
     if not all(key.isdigit() for key in built):
         raise ConfigError(f"the epochs of a defense are numbers, got {list(built)}")
     return Scheduled({int(key): value for key, value in built.items()})
-
-
-def _per_party(parties: dict[str, GradientTransform]) -> PerParty:
-    return PerParty(parties, parties.pop("*", None))
 
 
 def _toml_text(value: object) -> str:
@@ -156,19 +161,28 @@ def _toml_text(value: object) -> str:
 
 
 def defense_spec(transform: GradientTransform) -> str:
-    """Return the config string of a defense, for a node that is to build it again.
+    """Return the config string from which a node can build the same defense.
 
     Parameters
     ----------
     transform : GradientTransform
-        Made of the defenses of this package only.
+        A combination of this package's defenses.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Compose, Iso, MaxNorm, defense_spec
+    >>> defense_spec(Compose([Iso(t=4.0), MaxNorm()]))
+    'iso:t=4.0 | max-norm'
     """
     if isinstance(transform, PerParty):
         parts = {n: p for n, p in transform.parts.items() if n != "*"}
         parts["*"] = transform.parts["*"]
         for party in parts:
             if re.search(r"[:;=@|]", party) or party != party.strip():
-                raise ConfigError(f"the party name '{party}' does not fit into a text")
+                raise ConfigError(
+                    f"the party name '{party}' cannot be part of a config string; "
+                    "use a name without spaces around it and without : ; = @ |"
+                )
         return "; ".join(f"{n}={_nested(p, PerParty)}" for n, p in parts.items())
     if isinstance(transform, Scheduled):
         return " ".join(
@@ -178,24 +192,23 @@ def defense_spec(transform: GradientTransform) -> str:
     if isinstance(transform, Compose) and len(transform.parts) == 1:
         return defense_spec(transform.parts["0"])
     if isinstance(transform, Compose):
-        inner = [
-            _nested(part, PerParty, Scheduled) for part in transform.parts.values()
-        ]
+        parts = transform.parts
+        inner = [_nested(part, PerParty, Scheduled) for part in parts.values()]
         return " | ".join(inner) or "none"
     for name, kind in DEFENSES.items():
         if type(transform) is kind:
             return write_spec(name, transform, kind)
     raise ConfigError(
         f"{type(transform).__name__} is not one of this package's defenses "
-        f"({', '.join(DEFENSES)}), so the label party cannot be told its name; run it "
-        "at the strategy, or hand it to LabelParty(defense=...)"
+        f"({', '.join(DEFENSES)}), so the label party cannot build it by name; run it "
+        "at the strategy, or pass it to LabelParty(defense=...)"
     )
 
 
 def _nested(transform: GradientTransform, *outside: type) -> str:
     if isinstance(transform, outside):
         raise ConfigError(
-            f"{type(transform).__name__} inside another defense has no text form; a "
-            "text goes by party first, then by epoch, then in order"
+            f"{type(transform).__name__} inside another defense has no config string; "
+            "nest parties outside of epochs, and epochs outside of chains"
         )
     return defense_spec(transform)

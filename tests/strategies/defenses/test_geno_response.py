@@ -18,8 +18,7 @@ from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam
 from flower_vfl.strategies import Compose, VerticalStrategy, build_defense
-from flower_vfl.strategies.defenses.geno import Geno
-from flower_vfl.strategies.defenses.response import MEASUREMENTS, TRACKED, Responses
+from flower_vfl.strategies.defenses.geno import MEASUREMENTS, TRACKED, Geno, Responses
 from flower_vfl.transform import Batch, sees_embeddings
 
 ROWS, WIDTH = 6, 3
@@ -93,7 +92,7 @@ def test_standing_still_and_no_gradient_are_no_measurement() -> None:
     assert [responses.ratio(party) for party in "abc"] == [None] * 3
 
 
-def test_a_rise_is_over_the_own_begin() -> None:
+def test_a_rise_is_relative_to_the_own_start() -> None:
     responses = Responses()
     walk(responses, "b", [1.0] * MEASUREMENTS)
     walk(responses, "a", [4.0] * (2 * MEASUREMENTS - 1))
@@ -197,7 +196,7 @@ def test_an_active_party_is_suspected(caplog: pytest.LogCaptureFixture) -> None:
         result = train(Geno(), gamma=25.0)
     assert last(result, "suspected") == [0.0, 1.0]
     assert last(result, "withheld") == [0.0, 0.0]
-    said = [r.message for r in caplog.records if "may scale its" in r.message]
+    said = [r.message for r in caplog.records if "may scale up its" in r.message]
     assert len(said) == 1
     assert said[0].startswith("step 57: the embeddings of 'passive-2' move 11")
     assert "geno:exclude=true would withhold" in said[0]
@@ -208,9 +207,9 @@ def test_a_suspect_can_be_excluded() -> None:
     assert last(result, "withheld") == [0.0, 1.0]
     series: dict[str, Any] = result.series  # type: ignore[attr-defined]
     withheld = series["withheld/passive-2"]["values"]
-    begin = withheld.index(1.0)
-    assert begin == 7 + MEASUREMENTS - 1  # a first epoch of seven steps, from 0
-    assert set(withheld[begin:]) == {1.0}
+    first = withheld.index(1.0)
+    assert first == 7 + MEASUREMENTS - 1  # a first epoch of seven steps, from 0
+    assert set(withheld[first:]) == {1.0}
     assert sum(series["withheld/passive-1"]["values"]) == 0
 
 
