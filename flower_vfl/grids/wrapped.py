@@ -1,4 +1,4 @@
-"""A Flower grid around another one."""
+"""Base class for a Flower grid that wraps another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.supercore.run import Run
 
 
 class WrappedGrid(Grid):
-    """Executor everything to the grid inside; a subclass changes what it is there for."""
+    """Delegates every call to the wrapped grid; subclasses override some of them."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -22,7 +22,7 @@ class WrappedGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Run information."""
+        """Run of the wrapped grid."""
         return self._grid.run
 
     def create_message(
@@ -37,11 +37,11 @@ class WrappedGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Get the node ids of the wrapped grid."""
+        """Return the node ids of the wrapped grid."""
         return self._grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Get the nodes of the wrapped grid."""
+        """Return the nodes of the wrapped grid."""
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -49,7 +49,7 @@ class WrappedGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come."""
+        """Return the replies that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(

@@ -1,4 +1,4 @@
-"""A plain Flower grid without Flower: it calls the ClientApp in threads."""
+"""A grid, an app, records and a TCP proxy for the tests of resident sessions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ RUN_ID = 17_000_000_000_000_000_001  # Flower's ids use all 64 bits
 
 
 class PlainGrid(Grid):
-    """Each message runs in a thread of its own, on a copy, as between processes."""
+    """Calls the app on a copy of each message, in a thread of its own."""
 
-    def __init__(self, app: ClientApp, nodes: int, deaf: Iterable[int] = ()) -> None:
+    def __init__(
+        self, app: ClientApp, nodes: int, unresponsive: Iterable[int] = ()
+    ) -> None:
         self.app = app
         self.contexts = {
             1000 + i: Context(RUN_ID, 1000 + i, {"partition-id": i}, RecordDict(), {})
             for i in range(nodes)
         }
-        self.deaf = set(deaf)
+        self.unresponsive = set(unresponsive)
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
         self._run = Run.create_empty(RUN_ID)
@@ -71,7 +73,7 @@ class PlainGrid(Grid):
             message.metadata.__dict__["_message_id"] = str(uuid4())
             ids.append(message.metadata.message_id)
             self.sent.append(message)
-            if message.metadata.dst_node_id not in self.deaf:
+            if message.metadata.dst_node_id not in self.unresponsive:
                 args = (deepcopy(message),)
                 threading.Thread(target=self._call, args=args, daemon=True).start()
         return ids
@@ -143,11 +145,6 @@ def weights(value: float = 0.0) -> RecordDict:
     return RecordDict({"weights": ArrayRecord([array])})
 
 
-def raw(values: np.ndarray) -> Array:
-    little = np.ascontiguousarray(values, dtype="<f4")
-    return Array("float32", little.shape, "flower_vfl.raw", little.tobytes())
-
-
 GridMaker = Callable[..., ResidentGrid]
 
 
@@ -159,7 +156,7 @@ def sleep_record(seconds: float) -> RecordDict:
     return RecordDict({"config": ConfigRecord({"seconds": seconds})})
 
 
-def everything() -> RecordDict:
+def all_record_types() -> RecordDict:
     return RecordDict(
         {
             "config": ConfigRecord(
@@ -179,8 +176,8 @@ def everything() -> RecordDict:
             "arrays": ArrayRecord(
                 {
                     "numpy": Array(np.arange(6, dtype=np.int64).reshape(2, 3)),
-                    "raw": raw(np.arange(4.0)),
-                    "empty": Array("float32", (0, 7), "flower_vfl.raw", b""),
+                    "floats": Array(np.arange(4.0, dtype=np.float32)),
+                    "empty": Array("float32", (0, 7), "someone.else", b""),
                     "scalar": Array(np.array(2.5)),
                     "foreign": Array("float32", (3,), "someone.else", b"whatever"),
                 }
@@ -208,7 +205,7 @@ def _free_port() -> int:
 
 
 class Proxy:
-    """A TCP relay that can cut every connection, and refuse new ones."""
+    """A TCP relay that can cut all connections and refuse new ones."""
 
     def __init__(self) -> None:
         self.target = ("127.0.0.1", _free_port())

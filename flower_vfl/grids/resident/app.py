@@ -1,4 +1,4 @@
-"""Make any ClientApp able to join a `ResidentGrid`."""
+"""Wraps any ClientApp so that it can join a `ResidentGrid`."""
 
 from __future__ import annotations
 
@@ -11,37 +11,29 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from .loop import the_loop
-from .session import Executor, Session
-from .settings import OPEN_RECORD, OPEN_TYPE, Offer
+from .event_loop import event_loop
+from .session import Executor, NodeSession
+from .settings import OPEN_RECORD, OPEN_TYPE, SessionOffer
 
 _Register = Callable[[ClientAppCallable], ClientAppCallable]
 _Lifespan = Callable[[Context], Iterator[None]]
 
-
-class _SharedExecutor:
-    """The one pair of hands of a process whose sessions are detached."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._hands: Executor | None = None
-
-    def get(self) -> Executor:
-        """Return them; their thread starts with the first call."""
-        with self._lock:
-            if self._hands is None:
-                self._hands = Executor()
-                threading.Thread(
-                    target=self._hands.work, name="resident-hands", daemon=True
-                ).start()
-            return self._hands
+_lock: Final = threading.Lock()
+_shared: Final[list[Executor]] = []  # of all detached sessions in this process
 
 
-_SHARED: Final = _SharedExecutor()
+def _shared_executor() -> Executor:
+    """Return the executor of this process, in a thread that starts on first use."""
+    with _lock:
+        if not _shared:
+            _shared.append(Executor())
+            name = "resident-executor"
+            threading.Thread(target=_shared[0].run, name=name, daemon=True).start()
+        return _shared[0]
 
 
 class _ResidentApp(ClientApp):
-    """A ClientApp that opens sessions and leaves every other message to `app`."""
+    """Opens sessions and passes every other message to the wrapped app."""
 
     def __init__(self, app: ClientApp) -> None:
         super().__init__()
@@ -51,8 +43,8 @@ class _ResidentApp(ClientApp):
         """Execute the ClientApp."""
         if message.metadata.message_type != OPEN_TYPE:
             return self._app(message, context)
-        offer = Offer.from_record(message.content.config_records[OPEN_RECORD])
-        serve = _serve_detached if offer.detached else _serve_here
+        offer = SessionOffer.from_record(message.content.config_records[OPEN_RECORD])
+        serve = _serve_detached if offer.detached else _serve_blocking
         report = serve(self._app, context, offer)
         return Message(RecordDict({OPEN_RECORD: report}), reply_to=message)
 
@@ -82,45 +74,57 @@ class _ResidentApp(ClientApp):
 def resident(client_app: ClientApp) -> ClientApp:
     """Return a ClientApp that can stay in memory for the length of a run.
 
-    The app itself is used as it is: it gets the same messages, in the same order, one
-    at a time, with the node's `Context`, which the session keeps in memory. An app
-    that wants to know whether it is kept asks `flower_vfl.protocol.residence.is_resident`.
+    The wrapped app gets the same messages in the same order, one at a time, with the
+    `Context` of its node, which the session keeps in memory.
 
     Parameters
     ----------
     client_app : ClientApp
         Any ClientApp.
 
+    Returns
+    -------
+    ClientApp
+        The app that opens sessions. Functions may be registered with either app.
+
     Examples
     --------
-    ::
-
-        app = resident(ClientApp())
-
-        @app.train()
-        def train(message: Message, context: Context) -> Message: ...
+    >>> from flwr.app import Message
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, ResidentGrid
+    >>> app = resident(ClientApp())
+    >>> @app.query()
+    ... def echo(message, context):
+    ...     return Message(message.content, reply_to=message)
+    >>> with ResidentGrid(InProcessGrid(app, nodes=2)) as grid:
+    ...     grid.open()
+    [1, 2]
     """
     return _ResidentApp(client_app)
 
 
-def _serve_detached(app: ClientApp, context: Context, offer: Offer) -> ConfigRecord:
-    """Start the session and return at once."""
-    session = Session(app, context, offer, _SHARED.get())
-    asyncio.run_coroutine_threadsafe(session.run(), the_loop())
+def _serve_detached(
+    app: ClientApp, context: Context, offer: SessionOffer
+) -> ConfigRecord:
+    """Start a session in the background."""
+    session = NodeSession(app, context, offer, _shared_executor())
+    asyncio.run_coroutine_threadsafe(session.run(), event_loop())
     return ConfigRecord({"state": "detached"})
 
 
-def _serve_here(app: ClientApp, context: Context, offer: Offer) -> ConfigRecord:
-    """Stay in the session until it is over: the process ends with the reply.
+def _serve_blocking(
+    app: ClientApp, context: Context, offer: SessionOffer
+) -> ConfigRecord:
+    """Serve a session until it ends, because the process ends with the reply.
 
-    The messages are handled in this thread, which in a client process is the main
-    one; the stream is read on the event loop.
+    This thread, the main thread of a client process, handles the messages.
     """
-    hands = Executor()
-    session = Session(app, context, offer, hands)
-    talk = asyncio.run_coroutine_threadsafe(session.run(), the_loop())
-    talk.add_done_callback(lambda _: hands.stop())
-    hands.work()
+    executor = Executor()
+    session = NodeSession(app, context, offer, executor)
+    result = asyncio.run_coroutine_threadsafe(session.run(), event_loop())
+    result.add_done_callback(lambda _: executor.shutdown())
+    executor.run()
+    context.state = session.context.state
     return ConfigRecord(
-        {"state": "ended", "reason": talk.result(), "messages": session.handled}
+        {"state": "ended", "reason": result.result(), "messages": session.handled}
     )

@@ -1,4 +1,4 @@
-"""A Flower grid whose messages travel over sessions that stay open."""
+"""A Flower grid whose messages travel over gRPC streams that stay open."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from flower_vfl.errors import unknown_name
 from flower_vfl.grids.wrapped import WrappedGrid
 
 from .endpoint import Endpoint, Pem
-from .invitation import is_simulation, problem_of
-from .links import Link, is_live
-from .pending_requests import PendingRequests
-from .settings import OPEN_RECORD, OPEN_TYPE, WIRE_DTYPES, Limits, Offer, SessionError
+from .pending_requests import PendingRequests, ServerSession
+from .settings import (
+    OPEN_RECORD,
+    OPEN_TYPE,
+    WIRE_DTYPES,
+    Limits,
+    SessionError,
+    SessionOffer,
+)
 from .stream_server import StreamServer
 
-# What the SuperLink answers in place of a node that is stopped, or silent for long.
-_OFFLINE: Final = ErrorCode.NODE_UNAVAILABLE
 _OPEN_TTL: Final = 30 * 24 * 3600.0
-# Seconds between two looks for ordinary replies, while sessions open and close.
+# Seconds between two polls for plain replies while sessions open and close.
 _FAST_POLL: Final = 0.05
 _SLOW_POLL: Final = 1.0
 
@@ -36,17 +39,17 @@ _SLOW_POLL: Final = 1.0
 class ResidentGrid(WrappedGrid):
     """Carry Flower messages over one gRPC stream per node.
 
-    Messages and replies are the same as on the wrapped grid. A node joins on the first
-    message to it, or with `open`: one ordinary Flower message hands it an address, a
-    certificate and a secret token, and the node dials out. From then on the node and
-    its `Context` stay in memory. An exception of the ClientApp comes back as an error
-    reply, as on Flower's own grids.
+    Messages and replies are the same as on the wrapped grid. A node joins with the
+    first message to it, or with `open`: one ordinary Flower message gives it an
+    address, a certificate and a secret token, and the node connects. From then on the
+    node and its `Context` stay in memory. An exception of the ClientApp becomes an
+    error reply, as on Flower's own grids.
 
-    A node that loses its connection has ``limits.silence`` seconds to come back; what
-    it had not answered is sent again, and a node that had answered already repeats its
-    reply without running again. After that its messages come back as error replies
-    that name it (`ErrorCode.NODE_UNAVAILABLE`), until `open` is called for it again or,
-    with `reopen`, until the next message to it.
+    A node that loses its connection has ``limits.silence`` seconds to reconnect. The
+    grid then repeats the unanswered messages, and a node that has answered one before
+    repeats its reply without running the app again. After that time, messages to the
+    node become error replies (`ErrorCode.NODE_UNAVAILABLE`) until `open` is called for
+    it or, with `reopen`, until the next message to it.
 
     Parameters
     ----------
@@ -55,36 +58,51 @@ class ResidentGrid(WrappedGrid):
     address : str (default: "127.0.0.1:0")
         ``host:port`` to listen on; port 0 takes a free one.
     advertise : str | None (default: None)
-        ``host`` or ``host:port`` that the nodes dial, if it is not `address`.
+        ``host`` or ``host:port`` that nodes connect to, if it is not `address`.
     certificate : bytes | str | Path | None (default: None)
         PEM certificate chain of this server, or the file that holds it.
     private_key : bytes | str | Path | None (default: None)
         PEM key of the certificate, or the file that holds it.
     root_certificate : bytes | str | Path | None (default: None)
-        PEM certificate that the nodes trust; `certificate` if not given.
+        PEM certificate that nodes trust; `certificate` if not given.
     insecure : bool (default: False)
         Allow plaintext on addresses that are not loopback.
     wire_dtype : "float16" | "bfloat16" | None (default: None)
         Send float32 arrays in half precision. They arrive as float32. An array with a
-        finite value that does not fit is sent as it is.
+        finite value outside the range of the type is sent unchanged.
     detached : bool | None (default: None)
-        Whether the process of a node outlives a message, as a Ray actor does. By
-        default true on Flower's in-memory grid (the simulation), else false.
+        Whether the process of a node outlives a message, as a Ray actor does. None
+        means true on Flower's in-memory grid (simulation) and on `InProcessGrid`.
     on_missing : "error" | "plain" (default: "error")
-        What becomes of a message to a node that did not join when it was asked: an
-        error reply, or an ordinary message over the wrapped grid. A node that joined
-        and was lost always gives an error, because its state is gone.
+        How a message to a node that did not join is handled: with an error reply, or
+        as an ordinary message over the wrapped grid. A node that joined and was lost
+        always gives an error, because its state is lost too.
     reopen : bool (default: False)
-        Whether the message after that error invites the node again; for apps that
-        notice that a node has lost its state.
+        Whether the message after that error opens a new session; for apps that detect
+        that a node has lost its state.
     open_timeout : float (default: 120.0)
-        Seconds that a node has to join. A SuperNode whose client process was killed
-        takes about a minute to notice, and joins again only then.
-    farewell : float (default: 10.0)
-        Seconds that `close` waits for the nodes' client processes to finish, which
-        end with the session where it is not detached.
+        Seconds that a node has to join. A SuperNode takes about a minute to notice
+        that its client process was killed, and joins again only then.
+    close_timeout : float (default: 10.0)
+        Seconds that `close` waits for the client processes, which end with their
+        sessions unless these are detached.
     limits : Limits | None (default: None)
         Limits of every session; ``Limits()`` if not given.
+
+    Examples
+    --------
+    >>> from flwr.app import Message, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, ResidentGrid, resident
+    >>> app = resident(ClientApp())
+    >>> @app.query()
+    ... def echo(message, context):
+    ...     return Message(message.content, reply_to=message)
+    >>> with ResidentGrid(InProcessGrid(app, nodes=2)) as grid:
+    ...     messages = [Message(RecordDict(), node, "query") for node in (1, 2)]
+    ...     replies = grid.send_and_receive(messages)
+    >>> sorted(reply.metadata.src_node_id for reply in replies)
+    [1, 2]
     """
 
     def __init__(
@@ -102,7 +120,7 @@ class ResidentGrid(WrappedGrid):
         on_missing: Literal["error", "plain"] = "error",
         reopen: bool = False,
         open_timeout: float = 120.0,
-        farewell: float = 10.0,
+        close_timeout: float = 10.0,
         limits: Limits | None = None,
     ) -> None:
         if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
@@ -114,34 +132,35 @@ class ResidentGrid(WrappedGrid):
             address, advertise, certificate, private_key, root_certificate, insecure
         )
         self._wire_dtype = wire_dtype
-        self._detached = is_simulation(grid) if detached is None else detached
+        self._detached = _is_simulation(grid) if detached is None else detached
         self._on_missing = on_missing
         self._reopen = reopen
         self._open_timeout = open_timeout
-        self._farewell = farewell
+        self._close_timeout = close_timeout
         self._limits = limits or Limits()
-        self._hub: StreamServer | None = None
-        self._mail = PendingRequests(self._limits, wire_dtype, self._give_up)
-        self._opening = threading.RLock()
-        # Nodes whose client process has yet to answer the invitation.
-        self._open_ids: dict[int, str] = {}
+        self._server: StreamServer | None = None
+        self._requests = PendingRequests(self._limits, wire_dtype, self._end_session)
+        self._lock = threading.RLock()
+        # Message ids of the offers that are not answered yet, by node.
+        self._offer_ids: dict[int, str] = {}
+        # Why nodes did not join.
         self._missing: dict[int, str] = {}
         self._plain_ids: set[str] = set()
 
     def open(
         self, node_ids: Iterable[int] | None = None, *, timeout: float | None = None
     ) -> list[int]:
-        """Open sessions with nodes that have none; return the ids of those that do.
+        """Open a session with each node that has none, and return the node ids.
 
-        Called again for a node that was lost, it starts a new session with it, whose
-        state is what the node's app then makes of it.
+        A node that was lost gets a new session. Its app must restore its own state.
         """
         wanted = list(self.get_node_ids() if node_ids is None else node_ids)
-        with self._opening:
-            hub = self._ready_hub()
-            with hub.news:
-                todo = [n for n in wanted if not is_live(hub.links.get(n))]
-            self._join(hub, todo, self._open_timeout if timeout is None else timeout)
+        timeout = self._open_timeout if timeout is None else timeout
+        with self._lock:
+            server = self._get_server()
+            with server.condition:
+                closed = [n for n in wanted if not server.is_open(n)]
+            self._open_sessions(server, closed, timeout)
             missing = {n: self._missing[n] for n in wanted if n in self._missing}
         if missing:
             raise SessionError(missing)
@@ -149,17 +168,17 @@ class ResidentGrid(WrappedGrid):
 
     def close(self) -> None:
         """End every session; the grid may be opened again afterwards."""
-        with self._opening:
-            hub, self._hub = self._hub, None
-            if hub is None:
+        with self._lock:
+            server, self._server = self._server, None
+            if server is None:
                 return
             atexit.unregister(self.close)
-            hub.stop("the run ended")
-            with self._mail.news:
-                self._mail.fit()
-            waiting = set(self._open_ids.values())
-            self._open_ids.clear()
-            end = time.monotonic() + self._farewell
+            server.stop("the run ended")
+            with self._requests.condition:
+                self._requests.expire()
+            waiting = set(self._offer_ids.values())
+            self._offer_ids.clear()
+            end = time.monotonic() + self._close_timeout
             while waiting and time.monotonic() < end:
                 for reply in self._grid.pull_messages(waiting):
                     waiting.discard(reply.metadata.reply_to_message_id)
@@ -179,104 +198,104 @@ class ResidentGrid(WrappedGrid):
         """Close the grid."""
         self.close()
 
-    def _ready_hub(self) -> StreamServer:
-        if self._hub is None:
-            self._hub = StreamServer(
+    def _get_server(self) -> StreamServer:
+        if self._server is None:
+            self._server = StreamServer(
                 self._endpoint.address,
                 self._endpoint.credentials,
                 self._limits,
-                self._mail.news,
-                self._mail.answered,
+                self._requests.condition,
+                self._requests.receive,
             )
             atexit.register(self.close)
-        return self._hub
+        return self._server
 
-    def _offer(self, hub: StreamServer, node_id: int, patience: float) -> Offer:
-        return Offer(
-            address=self._endpoint.dial(hub.port),
-            certificate=self._endpoint.root,
-            token=hub.invite(self.run.run_id, node_id),
-            insecure=self._endpoint.insecure,
-            detached=self._detached,
-            wire_dtype=self._wire_dtype or "",
-            patience=patience,
-            limits=self._limits,
-        )
-
-    def _invite(self, hub: StreamServer, node_ids: list[int], patience: float) -> None:
-        """Send each node the one Flower message that opens its session."""
-        invitations = [
-            Message(
-                RecordDict({OPEN_RECORD: self._offer(hub, n, patience).to_record()}),
-                n,
-                OPEN_TYPE,
-                ttl=_OPEN_TTL,
+    def _send_offers(
+        self, server: StreamServer, node_ids: list[int], timeout: float
+    ) -> None:
+        """Send each node the Flower message that opens its session."""
+        messages = []
+        for node_id in node_ids:
+            offer = SessionOffer(
+                address=self._endpoint.advertised(server.port),
+                certificate=self._endpoint.root,
+                token=server.create_session(self.run.run_id, node_id),
+                insecure=self._endpoint.insecure,
+                detached=self._detached,
+                wire_dtype=self._wire_dtype or "",
+                connect_timeout=timeout,
+                limits=self._limits,
             )
-            for n in node_ids
-        ]
-        ids = self._grid.push_messages(invitations)
-        # Flower gives None, or too few, for messages that it could not take.
-        self._open_ids.update({n: i for n, i in zip(node_ids, ids, strict=False) if i})
+            content = RecordDict({OPEN_RECORD: offer.to_record()})
+            messages.append(Message(content, node_id, OPEN_TYPE, ttl=_OPEN_TTL))
+        ids = self._grid.push_messages(messages)
+        # Flower returns None, or too few ids, for messages that it did not accept.
+        self._offer_ids.update({n: i for n, i in zip(node_ids, ids, strict=False) if i})
 
-    def _join(self, hub: StreamServer, node_ids: list[int], timeout: float) -> None:
-        """Invite nodes and wait until they are connected or have failed."""
+    def _open_sessions(
+        self, server: StreamServer, node_ids: list[int], timeout: float
+    ) -> None:
+        """Offer sessions and wait until each node is connected or has failed."""
         if not node_ids:
             return
+        # Ray forks while it starts, and a gRPC server in the same process does not
+        # survive a fork. In a simulation the server waits for the first reply.
         if not self._detached:
-            hub.start()
-        # Ray forks while it starts, which a gRPC server in the same process does not
-        # survive: in a simulation the server waits for the first reply.
-        self._invite(hub, node_ids, timeout)
-        failed = self._await_nodes(hub, set(node_ids), time.monotonic() + timeout)
-        with hub.news:
+            server.start()
+        self._send_offers(server, node_ids, timeout)
+        failed = self._await_nodes(server, set(node_ids), time.monotonic() + timeout)
+        with server.condition:
             for node_id in node_ids:
                 self._missing.pop(node_id, None)
             for node_id, reason in failed.items():
-                self._open_ids.pop(node_id, None)
-                hub.end(hub.links.pop(node_id), reason)
+                self._offer_ids.pop(node_id, None)
+                server.end(server.sessions.pop(node_id), reason)
                 log(WARNING, "Session: node %s did not join: %s", node_id, reason)
             self._missing.update(failed)
         log(INFO, "Session: %s nodes joined", len(node_ids) - len(failed))
 
     def _await_nodes(
-        self, hub: StreamServer, waiting: set[int], end: float
+        self, server: StreamServer, waiting: set[int], deadline: float
     ) -> dict[int, str]:
-        """Wait for connections; return what went wrong with the nodes without one."""
+        """Wait for connections; return the reasons of the nodes without one."""
         failed: dict[int, str] = {}
         reasons = dict.fromkeys(waiting, "no answer")
-        pause = _FAST_POLL if self._detached else _SLOW_POLL
+        interval = _FAST_POLL if self._detached else _SLOW_POLL
         while True:
-            with hub.news:
-                waiting = {n for n in waiting if hub.links[n].connection is None}
-                left = end - time.monotonic()
+            with server.condition:
+                waiting = {n for n in waiting if server.sessions[n].connection is None}
+                left = deadline - time.monotonic()
                 if not waiting or left <= 0:
                     break
-                hub.news.wait(min(left, pause))
-            asked = {i: n for n, i in self._open_ids.items() if n in waiting}
-            away: list[int] = []
-            for reply in self._grid.pull_messages(list(asked)) if asked else ():
-                # Not its source: the SuperLink answers for a node that is offline.
-                node_id = asked[reply.metadata.reply_to_message_id]
-                self._open_ids.pop(node_id, None)
-                hub.start()
-                if reply.has_error() and reply.error.code == _OFFLINE:
+                server.condition.wait(min(left, interval))
+            offers = {i: n for n, i in self._offer_ids.items() if n in waiting}
+            offline: list[int] = []
+            for reply in self._grid.pull_messages(list(offers)) if offers else ():
+                # The SuperLink answers for an offline node, so its source is no help.
+                node_id = offers[reply.metadata.reply_to_message_id]
+                self._offer_ids.pop(node_id, None)
+                server.start()
+                if not reply.has_error():
+                    reasons[node_id] = "did not connect in time"
+                    report = reply.content.config_records[OPEN_RECORD]
+                    if report["state"] != "detached":
+                        failed[node_id] = str(report.get("reason"))
+                elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     reasons[node_id] = "its SuperNode is offline"
-                    away.append(node_id)  # it has until `end` to come back
-                    continue
-                reasons[node_id] = "did not connect in time"
-                problem = problem_of(reply)
-                if problem is not None:
-                    failed[node_id] = problem
+                    offline.append(node_id)  # it may come back before the deadline
+                else:
+                    code = f"error {reply.error.code}"
+                    failed[node_id] = reply.error.reason or code
             waiting -= set(failed)
-            if away:
-                self._invite(hub, away, left)
+            if offline:
+                self._send_offers(server, offline, left)
         return {**failed, **{n: reasons[n] for n in waiting}}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, in order."""
         messages = list(messages)
-        plain, fast = self._sort(messages)
-        self._mail.post(fast, self._find)
+        plain, resident = self._split(messages)
+        self._requests.send(resident, self._find)
         if plain:
             self._plain_ids.update(self._grid.push_messages(plain))
         return [message.metadata.message_id for message in messages]
@@ -284,50 +303,55 @@ class ResidentGrid(WrappedGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived, each once, in order of arrival."""
         wanted = set(message_ids)
-        replies = self._mail.collect(wanted)
+        replies = self._requests.collect(wanted)
         plain = wanted & self._plain_ids
         if plain:
-            slow = list(self._grid.pull_messages(plain))
-            self._plain_ids -= {r.metadata.reply_to_message_id for r in slow}
-            replies.extend(slow)
+            others = list(self._grid.pull_messages(plain))
+            self._plain_ids -= {r.metadata.reply_to_message_id for r in others}
+            replies.extend(others)
         return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Send messages and return the replies, in order of arrival."""
-        end = None if timeout is None else time.monotonic() + timeout
-        plain, fast = self._sort(list(messages))
-        together = self._mail.post(fast, self._find)
-        slow: list[Message] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        plain, resident = self._split(list(messages))
+        group = self._requests.send(resident, self._find)
+        others: list[Message] = []
         if plain:
-            slow.extend(self._grid.send_and_receive(plain, timeout=timeout))
-        self._mail.wait(together, end)
-        ids = {message.metadata.message_id for message in fast}
-        return [*self._mail.collect(ids), *slow]
+            others.extend(self._grid.send_and_receive(plain, timeout=timeout))
+        self._requests.wait(group, deadline)
+        ids = {message.metadata.message_id for message in resident}
+        return [*self._requests.collect(ids), *others]
 
-    def _sort(self, messages: list[Message]) -> tuple[list[Message], list[Message]]:
-        """Return the messages for the wrapped grid and those for sessions.
-
-        Every node then has a session, or is known to have none.
-        """
+    def _split(self, messages: list[Message]) -> tuple[list[Message], list[Message]]:
+        """Open missing sessions; split messages by wrapped grid and sessions."""
         node_ids = {message.metadata.dst_node_id for message in messages}
-        with self._opening:
-            hub = self._ready_hub()
-            known = hub.links.keys() | self._missing.keys()
+        with self._lock:
+            server = self._get_server()
+            known = server.sessions.keys() | self._missing.keys()
             if self._reopen:
-                known = {n for n in known if is_live(hub.links.get(n))}
-            self._join(hub, sorted(node_ids - known), self._open_timeout)
+                known = {n for n in known if server.is_open(n)}
+            self._open_sessions(server, sorted(node_ids - known), self._open_timeout)
             plain = set(self._missing) if self._on_missing == "plain" else set()
         return (
             [m for m in messages if m.metadata.dst_node_id in plain],
             [m for m in messages if m.metadata.dst_node_id not in plain],
         )
 
-    def _find(self, node_id: int) -> Link | str:
-        link = None if self._hub is None else self._hub.links.get(node_id)
-        return link or self._missing.get(node_id, "the grid is closed")
+    def _find(self, node_id: int) -> ServerSession | str:
+        """Return the session of a node, or why it has none."""
+        session = None if self._server is None else self._server.sessions.get(node_id)
+        return session or self._missing.get(node_id, "the grid is closed")
 
-    def _give_up(self, link: Link, reason: str) -> None:
-        if self._hub is not None:
-            self._hub.end(link, reason)
+    def _end_session(self, session: ServerSession, reason: str) -> None:
+        if self._server is not None:
+            self._server.end(session, reason)
+
+
+def _is_simulation(grid: Grid) -> bool:
+    """Return whether the process of a node outlives a message."""
+    # By name: the class is not public, and importing it would load the SuperLink.
+    in_memory = {"InMemoryGrid", "InProcessGrid"}
+    return any(kind.__name__ in in_memory for kind in type(grid).__mro__)

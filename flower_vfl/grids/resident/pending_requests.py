@@ -1,10 +1,11 @@
-"""Messages that are out, replies that are in, and the wait in between."""
+"""The server's side of sessions: requests without a reply, and replies to collect."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Final
 from uuid import uuid4
@@ -13,40 +14,102 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
-from .links import Connection, Link, Request
-from .loop import flush
+from .event_loop import SendQueue, flush
 from .settings import Limits
-from .wire import WireError, decode, encode, size
+from .wire import FRAME_OVERHEAD, Buffer, WireError, decode, encode, request_head, size
 
 _FOREVER: Final = 365 * 24 * 3600.0
 _LARGE: Final = 64 << 10
-_HEADROOM: Final = 64
-"""Bytes of a frame beside its payload, rounded up."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A message to a node and when it expires."""
+
+    message: Message
+    payload: list[Buffer]
+
+    def __post_init__(self) -> None:
+        metadata = self.message.metadata
+        remaining = metadata.created_at + metadata.ttl - time.time()
+        self.expires = time.monotonic() + remaining
+
+
+class Connection(SendQueue):
+    """An open stream of an authenticated node."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__()
+        self.peer = peer
+
+
+class ServerSession:
+    """The server's state of the session with one node; guarded by the grid's lock."""
+
+    def __init__(self, run_id: int, node_id: int) -> None:
+        self.run_id = run_id
+        self.node_id = node_id
+        self.connection: Connection | None = None
+        self.disconnected_at: float | None = None
+        self.end_reason: str | None = None
+        self.unanswered: dict[int, Request] = {}
+        self._next = 0
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the node is expected to connect."""
+        return self.connection is None and self.end_reason is None
+
+    def send(self, request: Request) -> None:
+        """Queue a request; it leaves with `flush`, or when the node reconnects."""
+        sequence = self._next
+        self._next += 1
+        self.unanswered[sequence] = request
+        if self.connection is not None:
+            self._put(self.connection, sequence)
+
+    def drop(self, request: Request) -> None:
+        """Drop a request whose reply is no longer awaited."""
+        for sequence, pending in self.unanswered.items():
+            if pending is request:
+                del self.unanswered[sequence]
+                return
+
+    def connect(self, connection: Connection) -> None:
+        """Use a new connection and repeat all unanswered requests on it."""
+        self.connection, self.disconnected_at = connection, None
+        for sequence in self.unanswered:
+            self._put(connection, sequence)
+        flush([connection])
+
+    def _put(self, connection: Connection, sequence: int) -> None:
+        oldest = next(iter(self.unanswered))
+        payload = self.unanswered[sequence].payload
+        connection.put(request_head(sequence, oldest), *payload)
 
 
 class PendingRequests:
-    """The messages of one grid."""
+    """The unanswered requests and uncollected replies of one grid."""
 
     def __init__(
         self,
         limits: Limits,
         wire_dtype: str | None,
-        end: Callable[[Link, str], None],
+        end_session: Callable[[ServerSession, str], None],
     ) -> None:
-        self.news = threading.Condition()
+        self.condition = threading.Condition()
         self._limits = limits
         self._wire_dtype = wire_dtype
-        self._end = end
-        # In order of arrival, which a dict keeps.
-        self._arrived: dict[str, Message] = {}
-        # With each message, those that are awaited together with it.
-        self._awaited: dict[str, tuple[Link, Request, set[str]]] = {}
+        self._end_session = end_session
+        self._replies: dict[str, Message] = {}  # in order of arrival
+        # Each with the ids that `wait` waits for together with it.
+        self._pending: dict[str, tuple[ServerSession, Request, set[str]]] = {}
 
-    def post(
-        self, messages: list[Message], find: Callable[[int], Link | str]
+    def send(
+        self, messages: list[Message], find: Callable[[int], ServerSession | str]
     ) -> set[str]:
-        """Send messages over their links; return the ids that are awaited."""
-        together: set[str] = set()
+        """Send messages; return the ids of those that wait for a reply."""
+        group: set[str] = set()
         unsent: list[Connection] = []
         for message in messages:
             metadata = message.metadata
@@ -56,115 +119,120 @@ class PendingRequests:
         for message in messages:
             metadata = message.metadata
             request = Request(message, encode(message, self._wire_dtype))
-            over = size(request.payload) + _HEADROOM - self._limits.max_frame
-            with self.news:
-                link = find(metadata.dst_node_id)
-                if isinstance(link, str):
-                    self._fail(message, f"has no session: {link}")
-                elif link.ended is not None:
-                    self._fail(message, f"has no session any more: {link.ended}")
-                elif over > 0:
-                    self._fail(message, f"would get {over} bytes more than the limit")
+            excess = size(request.payload) + FRAME_OVERHEAD - self._limits.max_frame
+            with self.condition:
+                session = find(metadata.dst_node_id)
+                if isinstance(session, str):
+                    self._add_error(message, f"has no session: {session}")
+                elif session.end_reason is not None:
+                    self._add_error(message, f"lost its session: {session.end_reason}")
+                elif excess > 0:
+                    text = f"was not sent a message {excess} bytes over the limit"
+                    self._add_error(message, text)
                 else:
-                    together.add(metadata.message_id)
-                    self._awaited[metadata.message_id] = (link, request, together)
-                    link.post(request)
-                    if link.connection is not None:
-                        unsent.append(link.connection)
-            # Waking the loop costs more than a small message; a large one may leave
-            # while the next is encoded.
+                    group.add(metadata.message_id)
+                    self._pending[metadata.message_id] = (session, request, group)
+                    session.send(request)
+                    if session.connection is not None:
+                        unsent.append(session.connection)
+            # Waking the loop costs more than a small message. A large message leaves
+            # while the next one is encoded.
             if size(request.payload) > _LARGE:
                 flush(unsent)
                 unsent = []
         flush(unsent)
-        return together
+        return group
 
-    def answered(self, link: Link, sequence: int, payload: memoryview) -> None:
-        """Take a reply; called by the thread of the node's stream."""
-        request = link.unanswered.get(sequence)
+    def receive(
+        self, session: ServerSession, sequence: int, payload: memoryview
+    ) -> None:
+        """Take the reply to a request; called on the event loop."""
+        request = session.unanswered.get(sequence)
         if request is None:  # it was repeated, or came too late
             return
         try:
             reply = _checked(decode(payload), request.message)
         except WireError as problem:
-            text = f"node {link.node_id} sent a bad reply: {problem}"
+            text = f"node {session.node_id} sent a bad reply: {problem}"
             log(WARNING, "Session: %s", text)
             reply = Message(Error(ErrorCode.UNKNOWN, text), reply_to=request.message)
-        reply.metadata.__dict__["_message_id"] = uuid4().hex
-        with self.news:
-            if link.unanswered.pop(sequence, None) is not None:
-                self._arrive(request.message, reply)
+        with self.condition:
+            if session.unanswered.pop(sequence, None) is not None:
+                self._add_reply(request.message, reply)
 
     def collect(self, message_ids: set[str]) -> list[Message]:
-        """Return the replies to these messages that are in, in order of arrival."""
-        with self.news:
-            self.fit()
-            here = [i for i in self._arrived if i in message_ids]
-            return [self._arrived.pop(i) for i in here]
+        """Remove and return the replies that have arrived, in order of arrival."""
+        with self.condition:
+            self.expire()
+            arrived = [i for i in self._replies if i in message_ids]
+            return [self._replies.pop(i) for i in arrived]
 
-    def wait(self, together: set[str], end: float | None) -> None:
-        """Wait until all of these messages have a reply or an error."""
-        with self.news:
-            self.fit()
-            while together:
-                left = _FOREVER if end is None else end - time.monotonic()
+    def wait(self, group: set[str], deadline: float | None) -> None:
+        """Wait until all messages of a group have a reply or an error."""
+        with self.condition:
+            self.expire()
+            while group:
+                left = _FOREVER if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     return
-                self.news.wait(min(left, self._next_due(together)))
-                self.fit()
+                self.condition.wait(min(left, self._next_expiry(group)))
+                self.expire()
 
-    def fit(self) -> None:
-        """Turn messages that nobody can answer any more into errors; lock held."""
+    def expire(self) -> None:
+        """Add an error for each request that cannot be answered; lock held."""
         now = time.monotonic()
-        for link, request, _ in list(self._awaited.values()):
-            lost_for = 0.0 if link.lost_at is None else now - link.lost_at
-            if link.ended is None and lost_for > self._limits.silence:
-                self._end(link, f"away for {self._limits.silence:g} s")
-            if link.ended is not None:
-                self._fail(request.message, f"has no session any more: {link.ended}")
+        for session, request, _ in list(self._pending.values()):
+            since = session.disconnected_at
+            away = 0.0 if since is None else now - since
+            if session.end_reason is None and away > self._limits.silence:
+                text = f"disconnected for {self._limits.silence:g} s"
+                self._end_session(session, text)
+            if session.end_reason is not None:
+                text = f"lost its session: {session.end_reason}"
             elif now > request.expires:
-                self._fail(request.message, "did not answer before the TTL ran out")
+                text = "did not answer before the TTL of the message expired"
             else:
                 continue
-            link.forget(request)
+            self._add_error(request.message, text)
+            session.drop(request)
 
-    def _next_due(self, message_ids: set[str]) -> float:
-        """Return the seconds until `fit` may have something to do; lock held."""
-        due = _FOREVER
+    def _next_expiry(self, message_ids: set[str]) -> float:
+        """Return the seconds until a request may expire; lock held."""
         now = time.monotonic()
+        left = _FOREVER
         for message_id in message_ids:
-            link, request, _ = self._awaited[message_id]
-            due = min(due, request.expires - now)
-            if link.lost_at is not None:
-                due = min(due, link.lost_at + self._limits.silence - now)
-        return max(due, 0.0) + 0.001
+            session, request, _ = self._pending[message_id]
+            left = min(left, request.expires - now)
+            if session.disconnected_at is not None:
+                left = min(left, session.disconnected_at + self._limits.silence - now)
+        return max(left, 0.0) + 0.001
 
-    def _arrive(self, message: Message, reply: Message) -> None:
-        """File a reply; wake who waits if it was the last one; lock held."""
-        message_id = message.metadata.message_id
-        self._arrived[message_id] = reply
-        awaited = self._awaited.pop(message_id, None)
-        if awaited is not None:
-            together = awaited[2]
-            together.discard(message_id)
-            if not together:
-                self.news.notify_all()
-
-    def _fail(self, message: Message, problem: str) -> None:
-        """File an error that names the node where its reply would be; lock held."""
-        reason = f"node {message.metadata.dst_node_id} {problem}"
-        reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
+    def _add_reply(self, message: Message, reply: Message) -> None:
+        """Keep a reply; notify waiting threads if its group is complete; lock held."""
         reply.metadata.__dict__["_message_id"] = uuid4().hex
-        self._arrive(message, reply)
+        message_id = message.metadata.message_id
+        self._replies[message_id] = reply
+        pending = self._pending.pop(message_id, None)
+        if pending is not None:
+            group = pending[2]
+            group.discard(message_id)
+            if not group:
+                self.condition.notify_all()
+
+    def _add_error(self, message: Message, problem: str) -> None:
+        """Keep an error reply that names the node; lock held."""
+        reason = f"node {message.metadata.dst_node_id} {problem}"
+        error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
+        self._add_reply(message, Message(error, reply_to=message))
 
 
 def _checked(reply: Message, message: Message) -> Message:
-    """Return the reply if it is one to this message, from the node that got it."""
+    """Return the reply if it answers this message and comes from its receiver."""
     got, sent = reply.metadata, message.metadata
     if (got.run_id, got.src_node_id, got.reply_to_message_id) != (
         sent.run_id,
         sent.dst_node_id,
         sent.message_id,
     ):
-        raise WireError("not the reply to the message that was sent")
+        raise WireError("it does not answer the message that was sent")
     return reply

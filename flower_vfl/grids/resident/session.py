@@ -1,4 +1,4 @@
-"""The node's end of a session: dial out, prove, answer, come back when cut off."""
+"""The node's side of a session: connect, authenticate, answer, reconnect."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
+from dataclasses import fields
 from logging import DEBUG, ERROR, INFO, WARNING
 from queue import SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from flwr.app import Context, Error, Message
@@ -17,64 +18,81 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.protocol import residence
+from flower_vfl.protocol.residence import RESIDENT
 
-from .admission import MAX_HANDSHAKE, Handshake, Refusal
-from .links import BYE, REQUEST, read_request, reply_head
-from .loop import Outbox, flush
-from .settings import (
-    METHOD,
-    SERVICE,
-    Offer,
-    is_loopback,
-    split_address,
-    transport_options,
+from .authentication import MAX_HANDSHAKE, Authentication, RefusedError
+from .endpoint import is_loopback, split_address
+from .event_loop import SendQueue, flush
+from .settings import METHOD, SessionOffer, transport_options
+from .wire import (
+    END,
+    FRAME_OVERHEAD,
+    REQUEST,
+    Assembler,
+    Buffer,
+    WireError,
+    decode,
+    encode,
+    read_request,
+    reply_head,
+    size,
+    split_frame,
 )
-from .wire import Assembler, Buffer, WireError, chunks, decode, encode, size
 
 _FIRST_DELAY: Final = 0.05
 _LAST_DELAY: Final = 1.0
-_FINAL: Final = (
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
+_FINAL: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
-Job = tuple["Session", int, int, memoryview]
+
+class ResidentContext(Context):
+    """The context of a node that stays in memory; its copies are ordinary contexts.
+
+    Flower's own object never gets the mark, because Ray pickles it with the reply that
+    opens a session, and a blocking session hands it back to Flower.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.__dict__.update(context.__dict__)
+        self.__dict__[RESIDENT] = True
+
+    def __reduce__(self) -> tuple[type[Context], tuple[Any, ...]]:
+        """Leave the mark behind in a deep copy and in another process."""
+        return Context, tuple(getattr(self, field.name) for field in fields(Context))
 
 
 class Executor:
-    """Does the work of sessions, one message at a time, in the thread that runs it.
+    """Answers the requests of sessions, one at a time, in the thread that runs it.
 
-    All sessions of a Ray actor share one: an app may rely on Flower's promise that an
-    actor handles one message at a time, and torch gets one team of threads instead of
-    one for each party.
+    All sessions of a Ray actor share one. Flower promises an app that an actor handles
+    one message at a time, and torch then starts its threads once.
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[NodeSession, memoryview] | None]
+        self._requests = SimpleQueue()
 
-    def give(self, job: Job) -> None:
+    def submit(self, session: NodeSession, frame: memoryview) -> None:
         """Queue a request."""
-        self._jobs.put(job)
+        self._requests.put((session, frame))
 
-    def stop(self) -> None:
-        """Let `work` return once the queue is empty."""
-        self._jobs.put(None)
+    def shutdown(self) -> None:
+        """Make `run` return once the queue is empty."""
+        self._requests.put(None)
 
-    def work(self) -> None:
-        """Answer requests until `stop` is called."""
-        for session, sequence, floor, payload in iter(self._jobs.get, None):
+    def run(self) -> None:
+        """Answer requests until `shutdown` is called."""
+        for session, frame in iter(self._requests.get, None):
             try:
-                session.answer(sequence, floor, payload)
-            except Exception as ex:  # never take the other sessions along
-                session.give_up(f"cannot answer: {type(ex).__name__}: {ex}")
+                session.answer(frame)
+            except Exception as ex:  # the other sessions go on
+                session.end(f"cannot answer: {type(ex).__name__}: {ex}")
 
 
-class Session:
-    """One node's session with one server."""
+class NodeSession:
+    """The session of one node with one server."""
 
     def __init__(
-        self, app: ClientApp, context: Context, offer: Offer, hands: Executor
+        self, app: ClientApp, context: Context, offer: SessionOffer, executor: Executor
     ) -> None:
         host, _ = split_address(offer.address)
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
@@ -82,98 +100,93 @@ class Session:
                 f"refusing plaintext to {offer.address}: it is not this machine. Give "
                 "the ResidentGrid a certificate, or `insecure=True` to allow it"
             )
-        self._app = app
-        self._context = context
-        self._offer = offer
-        self._hands = hands
-        self._local = is_loopback(host)
-        self._over: str | None = None
-        self._outbox: Outbox | None = None
-        self._asked = self._done = 0
-        self._active = time.monotonic()
-        # Replies that the server may still ask for again.
-        self._replies: dict[int, list[Buffer]] = {}
-        self._floor = 0
+        self.context = ResidentContext(context)
         self.handled = 0
-        self.connections = 0
+        self._app = app
+        self._offer = offer
+        self._executor = executor
+        self._local = is_loopback(host)
+        self._end_reason: str | None = None
+        self._queue: SendQueue | None = None  # of the current connection
+        self._connections = 0
+        self._received = self._answered = 0
+        self._active_at = time.monotonic()
+        # The server may ask again for the replies since the oldest unanswered request.
+        self._replies: dict[int, list[Buffer]] = {}
+        self._oldest = 0
 
-    # --- the conversation -------------------------------------------------------
+    # --- connections ------------------------------------------------------------
 
     async def run(self) -> str:
-        """Keep the session until it ends; return why it ended."""
-        run_id, node_id = self._context.run_id, self._context.node_id
-        residence.mark(run_id, node_id)
-        idle = asyncio.ensure_future(self._watch_idle())
+        """Serve the session until it ends; return the reason."""
+        node_id = self.context.node_id
+        idle_check = asyncio.ensure_future(self._check_idle())
         try:
-            reason = await self._keep_talking()
+            reason = await self._stay_connected()
         except Exception as ex:
             log(ERROR, "Session of node %s failed", node_id, exc_info=ex)
             reason = f"{type(ex).__name__}: {ex}"
         finally:
-            idle.cancel()
-            residence.unmark(run_id, node_id)
+            idle_check.cancel()
         log(INFO, "Session of node %s ended: %s", node_id, reason)
         return reason
 
-    async def _keep_talking(self) -> str:
-        alone_since, patience = time.monotonic(), self._offer.patience
+    async def _stay_connected(self) -> str:
+        """Reconnect until the session ends or the server stays away too long."""
+        disconnected_at, timeout = time.monotonic(), self._offer.connect_timeout
         delay = _FIRST_DELAY
-        while self._over is None:
-            known = self.connections
-            reason = await self._converse()
+        while self._end_reason is None:
+            before = self._connections
+            reason = await self._serve_connection()
             if reason is not None:
                 return reason
-            if self.connections > known:
-                alone_since, patience = time.monotonic(), self._offer.limits.silence
-                delay = _FIRST_DELAY
-            if time.monotonic() - alone_since > patience:
-                return f"no server at {self._offer.address} for {patience:g} s"
+            if self._connections > before:
+                disconnected_at = time.monotonic()
+                timeout, delay = self._offer.limits.silence, _FIRST_DELAY
+            if time.monotonic() - disconnected_at > timeout:
+                return f"no server at {self._offer.address} for {timeout:g} s"
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
-        return self._over
+        return self._end_reason
 
-    async def _converse(self) -> str | None:
-        """Use one connection for as long as it lasts.
-
-        Returns the reason if the session is over, and None if it may go on with
-        another connection.
-        """
-        outbox = Outbox()
+    async def _serve_connection(self) -> str | None:
+        """Use one connection while it lasts; return the reason if the session ends."""
+        queue = SendQueue()
         writer: asyncio.Future[None] | None = None
         async with self._channel() as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            call = channel.stream_stream(METHOD)()
             try:
                 async with asyncio.timeout(self._offer.limits.authenticate):
-                    await self._introduce(call)
-                self.connections += 1
-                self._active = time.monotonic()
-                self._outbox = outbox
-                writer = asyncio.ensure_future(self._write(call, outbox))
+                    await self._authenticate(call)
+                self._connections += 1
+                self._active_at = time.monotonic()
+                self._queue = queue
+                writer = asyncio.ensure_future(_write(call, queue))
                 return await self._read(call)
             except grpc.RpcError as ex:
                 if ex.code() in _FINAL:
                     return f"refused by {self._offer.address}"
-                self._note_loss(ex.code())
+                self._log_loss(ex.code())
             except (ConnectionError, TimeoutError) as ex:
-                self._note_loss(repr(ex))
-            except (Refusal, WireError) as ex:
+                self._log_loss(repr(ex))
+            except (RefusedError, WireError) as ex:
                 return str(ex)
             finally:
-                self._outbox = None
+                self._queue = None
                 if writer is not None:
                     writer.cancel()
                 call.cancel()
         return None
 
-    def _note_loss(self, problem: object) -> None:
-        # Before the first connection and between two, a failure is part of the plan.
-        level = DEBUG if self._outbox is None else INFO
-        log(level, "Session of node %s: %s", self._context.node_id, problem)
+    def _log_loss(self, problem: object) -> None:
+        # While the node tries to connect, failed attempts are expected.
+        level = DEBUG if self._queue is None else INFO
+        log(level, "Session of node %s: %s", self.context.node_id, problem)
 
     def _channel(self) -> grpc.aio.Channel:
         options = [
             *transport_options(self._offer.limits),
-            # A fresh connection each time, without another channel's back-off.
+            # A new connection each time, without the back-off of another channel.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0 if self._local else 1),
         ]
@@ -183,95 +196,89 @@ class Session:
         credentials = grpc.ssl_channel_credentials(self._offer.certificate)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    async def _introduce(self, call: grpc.aio.StreamStreamCall) -> None:
-        handshake = Handshake(self._context.run_id, self._context.node_id)
-        await call.write(chunks([handshake.hello()])[0])
-        handshake.server_nonce = bytes(await _handshake_frame(call))
-        await call.write(chunks([handshake.node_proof(self._offer.token)])[0])
-        handshake.check_server(self._offer.token, await _handshake_frame(call))
+    async def _authenticate(self, call: grpc.aio.StreamStreamCall) -> None:
+        token = self._offer.token
+        node = Authentication(self.context.run_id, self.context.node_id)
+        await call.write(split_frame([node.hello()])[0])
+        node.server_nonce = bytes(await _handshake_frame(call))
+        await call.write(split_frame([node.node_proof(token)])[0])
+        node.check_server(token, await _handshake_frame(call))
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> str | None:
         assembler = Assembler(self._offer.limits.max_frame)
         while (chunk := await call.read()) is not grpc.aio.EOF:
             frame = assembler.feed(chunk)
-            reason = None if frame is None else self._take(frame)
+            reason = None if frame is None else self._on_frame(frame)
             if reason is not None:
                 return reason
         return None
 
-    async def _write(self, call: grpc.aio.StreamStreamCall, outbox: Outbox) -> None:
-        # What goes wrong here goes wrong for the reader as well, which reports it.
-        with suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await outbox.drain(call.write)
-            await call.done_writing()
-
-    async def _watch_idle(self) -> None:
-        """End the session if it is connected and nothing has come for too long."""
-        idle = self._offer.limits.idle
-        while self._over is None:
-            left = self._active + idle - time.monotonic()
-            if self._asked > self._done or self._outbox is None:
-                left = idle
-            if left <= 0:
-                self.give_up(f"no message for {idle:g} s")
-            await asyncio.sleep(left)
-
-    def give_up(self, reason: str) -> None:
-        """End the session from this side."""
-        self._over = reason
-        outbox = self._outbox
-        if outbox is not None:
-            # The server answers a goodbye by ending the stream.
-            outbox.add(BYE, reason.encode())
-            outbox.end()
-
-    def _take(self, frame: memoryview) -> str | None:
+    def _on_frame(self, frame: memoryview) -> str | None:
+        """Handle a frame; return the reason if it ends the session."""
         kind = bytes(frame[:1])
         if kind == REQUEST:
-            self._asked += 1
-            sequence, floor, payload = read_request(frame)
-            self._hands.give((self, sequence, floor, payload))
+            self._received += 1
+            self._executor.submit(self, frame)
             return None
-        if kind == BYE:
-            said = bytes(frame[1:]).decode(errors="replace")
-            return self._over or said
-        raise WireError("the server sent neither a request nor a goodbye")
+        if kind == END:
+            return self._end_reason or bytes(frame[1:]).decode(errors="replace")
+        raise WireError("the server sent a frame of an unknown kind")
 
-    # --- the work ---------------------------------------------------------------
+    async def _check_idle(self) -> None:
+        """End the session if it is connected and idle for too long."""
+        idle = self._offer.limits.idle
+        while self._end_reason is None:
+            left = self._active_at + idle - time.monotonic()
+            if self._received > self._answered or self._queue is None:
+                left = idle
+            if left <= 0:
+                self.end(f"no message for {idle:g} s")
+            await asyncio.sleep(left)
 
-    def answer(self, sequence: int, floor: int, payload: memoryview) -> None:
-        """Answer a request, from memory if it was answered before."""
+    def end(self, reason: str) -> None:
+        """End the session from this side."""
+        self._end_reason = reason
+        queue = self._queue
+        if queue is not None:
+            # The server answers this frame by ending the stream.
+            queue.put(END, reason.encode())
+            queue.close()
+
+    # --- requests ---------------------------------------------------------------
+
+    def answer(self, frame: memoryview) -> None:
+        """Answer a request; repeat the reply if it was answered before."""
         try:
-            self._answer(sequence, floor, payload)
+            self._answer(*read_request(frame))
         finally:
-            self._done += 1
-            self._active = time.monotonic()
+            self._answered += 1
+            self._active_at = time.monotonic()
 
-    def _answer(self, sequence: int, floor: int, payload: memoryview) -> None:
-        if floor > self._floor:
-            self._floor = floor
-            for old in [number for number in self._replies if number < floor]:
+    def _answer(self, sequence: int, oldest: int, payload: memoryview) -> None:
+        if oldest > self._oldest:
+            self._oldest = oldest
+            for old in [number for number in self._replies if number < oldest]:
                 del self._replies[old]
-        if sequence < self._floor:
+        if sequence < self._oldest:
             return
         reply = self._replies.get(sequence)
         if reply is None:
             reply = self._replies[sequence] = self._handle(payload)
             self.handled += 1
-        outbox = self._outbox
-        # Without a connection the server will ask again, and find the reply here.
-        if outbox is not None:
-            outbox.add(reply_head(sequence), *reply)
-            flush([outbox])
+        queue = self._queue
+        # Without a connection the server asks again later.
+        if queue is not None:
+            queue.put(reply_head(sequence), *reply)
+            flush([queue])
 
     def _handle(self, payload: memoryview) -> list[Buffer]:
         message = decode(payload)
-        reply = call_app(self._app, message, self._context)
+        reply = call_app(self._app, message, self.context)
         limit = self._offer.limits.max_frame
         parts = encode(reply, self._offer.wire_dtype or None)
-        if size(parts) + 64 > limit:
+        if size(parts) + FRAME_OVERHEAD > limit:
             text = f"the reply has {size(parts)} bytes, over the limit of {limit}"
-            log(WARNING, "Node %s: %s", self._context.node_id, text)
+            log(WARNING, "Node %s: %s", self.context.node_id, text)
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
             parts = encode(Message(error, reply_to=message))
         return parts
@@ -284,7 +291,7 @@ def call_app(app: ClientApp, message: Message, context: Context) -> Message:
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}")
     except BaseException as ex:
-        # A signal to a client process ends it; an app in a thread only ends its call.
+        # A signal ends a client process. In a Ray actor it ends only the call.
         in_main = threading.current_thread() is threading.main_thread()
         if in_main and not isinstance(ex, Exception):
             raise
@@ -295,12 +302,19 @@ def call_app(app: ClientApp, message: Message, context: Context) -> Message:
     return reply
 
 
+async def _write(call: grpc.aio.StreamStreamCall, queue: SendQueue) -> None:
+    # The reader gets the same errors and reports them.
+    with suppress(grpc.RpcError, asyncio.InvalidStateError):
+        await queue.drain(call.write)
+        await call.done_writing()
+
+
 async def _handshake_frame(call: grpc.aio.StreamStreamCall) -> memoryview:
-    """Return the next frame of a handshake."""
+    """Return the next frame of the server during authentication."""
     chunk = await call.read()
     if chunk is grpc.aio.EOF:
-        raise ConnectionError("the server hung up in the middle of the handshake")
+        raise ConnectionError("the server closed the stream during authentication")
     frame = Assembler(MAX_HANDSHAKE).feed(chunk)
     if frame is None:
-        raise WireError("the server sent too much in the handshake")
+        raise WireError("the server sent too much during authentication")
     return frame

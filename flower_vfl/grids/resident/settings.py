@@ -1,8 +1,7 @@
-"""What both ends of a session agree on: names, limits, addresses, the offer."""
+"""Settings that both ends of a session share: names, limits and the session offer."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -12,23 +11,28 @@ from flwr.app import ConfigRecord
 from flower_vfl.errors import ConfigError, VerticalError
 
 OPEN_TYPE: Final = "query.resident_open"
-"""Type of the one Flower message that opens a session."""
+"""Type of the Flower message that opens a session."""
 OPEN_RECORD: Final = "flower_vfl.grids.resident"
 """Key of the `ConfigRecord` in that message and in its reply."""
-SERVICE: Final = "flower_vfl.Resident"
-METHOD: Final = "Session"
+METHOD: Final = "/flower_vfl.Resident/Session"
+"""Name of the gRPC method."""
 CHUNK: Final = 1 << 22
-"""Largest piece of a frame that one gRPC message carries, in bytes."""
+"""Largest part of a frame in one gRPC message, in bytes."""
 WIRE_DTYPES: Final = ("float16", "bfloat16")
 
 
 class SessionError(VerticalError):
-    """Nodes that a session could not be opened with.
+    """Some nodes did not open a session.
 
     Parameters
     ----------
     reasons : Mapping[int, str]
-        For each node id, what went wrong.
+        The reason for each node id.
+
+    Examples
+    --------
+    >>> SessionError({7: "no answer"}).reasons
+    {7: 'no answer'}
     """
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
@@ -41,7 +45,7 @@ class SessionError(VerticalError):
         )
 
     def __reduce__(self) -> tuple[type[SessionError], tuple[dict[int, str]]]:
-        """Survive a trip through Ray's pickling."""
+        """Keep the reasons when Ray pickles the error."""
         return type(self), (self.reasons,)
 
 
@@ -54,17 +58,22 @@ class Limits:
     max_frame : int (default: 256 MiB)
         Largest message in either direction, in bytes.
     authenticate : float (default: 10.0)
-        Seconds that a new connection has to prove who it is.
+        Seconds that a new connection has to authenticate itself.
     pending : int (default: 16)
-        Connections that may be unproven at the same time, beyond one for each node
-        that a session was offered to and that is not connected.
+        Connections that may be unauthenticated at the same time, beyond one for each
+        node that is expected to connect.
     silence : float (default: 30.0)
-        Seconds that a node may stay away before its unanswered messages come back as
-        errors, and that a node looks for a lost server before it gives up.
+        Seconds that a node may be disconnected before its unanswered messages become
+        error replies, and that a node tries to reconnect to a lost server.
     idle : float (default: 3600.0)
         Seconds without a message after which a connected node ends its session.
     keepalive : float (default: 10.0)
-        Seconds between the pings that find a dead connection.
+        Seconds between the pings that detect a dead connection.
+
+    Examples
+    --------
+    >>> Limits(silence=5.0).silence
+    5.0
     """
 
     max_frame: int = 256 << 20
@@ -75,14 +84,14 @@ class Limits:
     keepalive: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing can pass."""
+        """Check that all limits are positive."""
         for field in fields(self):
             if getattr(self, field.name) <= 0:
                 raise ConfigError(f"limit '{field.name}' must be above zero")
 
 
 @dataclass(frozen=True)
-class Offer:
+class SessionOffer:
     """What the opening message tells one node."""
 
     address: str
@@ -91,74 +100,35 @@ class Offer:
     insecure: bool
     detached: bool
     wire_dtype: str
-    patience: float
+    connect_timeout: float
     limits: Limits
 
     def to_record(self) -> ConfigRecord:
         """Return the offer as a record of a Flower message."""
-        plain: dict[str, Any] = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "limits"
-        }
-        return ConfigRecord({**plain, **asdict(self.limits)})
+        values = asdict(self)
+        limits = values.pop("limits")
+        return ConfigRecord({**values, **limits})
 
     @classmethod
-    def from_record(cls, record: ConfigRecord) -> Offer:
-        """Read the offer out of a record of a Flower message."""
+    def from_record(cls, record: ConfigRecord) -> SessionOffer:
+        """Read the offer from a record of a Flower message."""
         values: dict[str, Any] = dict(record)
         limits = Limits(**{f.name: values.pop(f.name) for f in fields(Limits)})
         return cls(limits=limits, **values)
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[ipv6]:port``; a missing port is 0."""
-    host, port = address, ""
-    if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        port = rest.removeprefix(":")
-    elif address.count(":") == 1:
-        host, _, port = address.partition(":")
-    if not host or not (port or "0").isdecimal() or int(port or 0) > 65535:
-        raise ConfigError(f"'{address}' is not an address of the form host:port")
-    return host, int(port or 0)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether the host is this machine, whatever the network says."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_wildcard(host: str) -> bool:
-    """Return whether the host means every interface, which nobody can dial."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
 def transport_options(limits: Limits) -> list[tuple[str, int]]:
-    """Return the gRPC options that both ends share."""
-    every = int(limits.keepalive * 1000)
+    """Return the gRPC options of both ends."""
+    interval = int(limits.keepalive * 1000)
     return [
         ("grpc.max_receive_message_length", CHUNK + 16),
         ("grpc.max_send_message_length", CHUNK + 16),
-        # Larger reads than 8 KiB: noise is read whole, so that its connection is closed
-        # and not reset, which is what lets it be noticed (see strangers.py).
+        # gRPC reads 8 KiB by default and resets connections that sent more without
+        # being HTTP/2. Those that it closes can be logged (connection_monitor.py).
         ("grpc.experimental.tcp_read_chunk_size", 1 << 17),
         ("grpc.experimental.tcp_min_read_chunk_size", 1 << 15),
-        ("grpc.keepalive_time_ms", every),
-        ("grpc.keepalive_timeout_ms", every),
+        ("grpc.keepalive_time_ms", interval),
+        ("grpc.keepalive_timeout_ms", interval),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", every // 2),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", interval // 2),
     ]

@@ -1,4 +1,4 @@
-"""The server's end of every stream: one gRPC service that admits nodes."""
+"""The gRPC server that authenticates nodes and moves frames to their sessions."""
 
 from __future__ import annotations
 
@@ -17,70 +17,71 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
-from .admission import MAX_HANDSHAKE, NONCE_BYTES, Handshake, Refusal, TokenRegistry
-from .links import BYE, REPLY, Connection, Link, read_reply
-from .loop import the_loop
-from .settings import (
-    METHOD,
-    SERVICE,
-    Limits,
-    join_address,
-    split_address,
-    transport_options,
+from .authentication import (
+    MAX_HANDSHAKE,
+    NONCE_BYTES,
+    Authentication,
+    RefusedError,
+    TokenRegistry,
 )
-from .strangers import Strangers
-from .wire import Assembler, WireError, chunks
+from .connection_monitor import ConnectionMonitor
+from .endpoint import join_address, split_address
+from .event_loop import event_loop
+from .pending_requests import Connection, ServerSession
+from .settings import METHOD, Limits, transport_options
+from .wire import END, REPLY, Assembler, WireError, read_reply, split_frame
 
 T = TypeVar("T")
 
 _GRACE: Final = 2.0
 _REFUSED: Final = "Session refused: peer %s: %s"
-_SPOKE_NOT: Final = "connected and never began a session"
-_LOOK: Final = 1.0  # seconds between two looks for connections without a stream
-_LEFT: Final = "left, or sent too much at once, before it was admitted"
+_NO_STREAM: Final = "connected and never opened a stream"
+_POLL: Final = 1.0  # seconds between two polls for connections without a stream
+_LEFT: Final = "left, or sent too much at once, before it was authenticated"
 
 
 class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Admits nodes and moves frames between their streams and their links."""
+    """Serves one stream for each node and holds the sessions by node id."""
 
     def __init__(
         self,
         address: str,
         credentials: grpc.ServerCredentials | None,
         limits: Limits,
-        news: threading.Condition,
-        answered: Callable[[Link, int, memoryview], None],
+        condition: threading.Condition,
+        on_reply: Callable[[ServerSession, int, memoryview], None],
     ) -> None:
-        self.news = news
-        self.links: dict[int, Link] = {}
-        self.guests = TokenRegistry(limits.pending)
+        self.condition = condition
+        self.sessions: dict[int, ServerSession] = {}
+        self._tokens = TokenRegistry()
+        self._unauthenticated = 0  # connections
         self._credentials = credentials
         self._limits = limits
-        self._answered = answered
+        self._on_reply = on_reply
         self._server: grpc.aio.Server | None = None
         host, port = split_address(address)
-        self._socket: socket.socket | None = _reserve(host, port)
+        self._socket: socket.socket | None = _reserve_port(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
-        self._strangers = Strangers(self.port, limits.authenticate)
-        self._watch: asyncio.Future[None] | None = None
+        self._monitor = ConnectionMonitor(self.port, limits.authenticate)
+        self._monitoring: asyncio.Future[None] | None = None
 
-    # --- life -------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------
 
     def start(self) -> None:
-        """Start the gRPC server on the reserved port; once is enough."""
+        """Start the gRPC server on the reserved port if it does not run yet."""
         if self._server is None:
             self._server = self._on_loop(self._start())
-            self._release()
+            self._release_port()
 
     async def _start(self) -> grpc.aio.Server:
-        wait = int(self._limits.authenticate * 1000)
+        timeout = int(self._limits.authenticate * 1000)
         server = grpc.aio.server(
             handlers=[self],
             options=[
                 *transport_options(self._limits),
-                ("grpc.server_handshake_timeout_ms", wait),
-                ("grpc.max_connection_idle_ms", wait),
+                ("grpc.server_handshake_timeout_ms", timeout),
+                ("grpc.max_connection_idle_ms", timeout),
             ],
         )
         if self._credentials is None:
@@ -90,59 +91,64 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if port != self.port:
             raise ConfigError(f"cannot listen on {self._address}")
         await server.start()
-        self._watch = asyncio.ensure_future(self._watch_strangers())
+        self._monitoring = asyncio.ensure_future(self._monitor_connections())
         return server
 
-    async def _watch_strangers(self) -> None:
-        """Log connections that gRPC closes without a word."""
+    async def _monitor_connections(self) -> None:
+        """Log connections that gRPC closes without a report."""
         while True:
-            await asyncio.sleep(min(_LOOK, self._limits.authenticate / 2))
-            for peer in self._strangers.look():
-                log(WARNING, _REFUSED, peer, _SPOKE_NOT)
+            await asyncio.sleep(min(_POLL, self._limits.authenticate / 2))
+            for peer in self._monitor.poll():
+                log(WARNING, _REFUSED, peer, _NO_STREAM)
 
     def stop(self, reason: str) -> None:
-        """Say goodbye to every node and stop listening."""
-        with self.news:
-            for link in self.links.values():
-                self.end(link, reason)
+        """End every session and stop listening."""
+        with self.condition:
+            for session in self.sessions.values():
+                self.end(session, reason)
         if self._server is not None:
             self._on_loop(self._stop(self._server))
             self._server = None
-        self._release()
+        self._release_port()
 
     async def _stop(self, server: grpc.aio.Server) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._monitoring is not None:
+            self._monitoring.cancel()
         await server.stop(grace=_GRACE)
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, the_loop()).result(60)
+        return asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
 
-    def _release(self) -> None:
+    def _release_port(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    # --- links ------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------
 
-    def invite(self, run_id: int, node_id: int) -> bytes:
-        """Return a token for a node; an older session of it ends."""
-        with self.news:
-            old = self.links.get(node_id)
+    def create_session(self, run_id: int, node_id: int) -> bytes:
+        """Replace the session of a node by a new one and return its token."""
+        with self.condition:
+            old = self.sessions.get(node_id)
             if old is not None:
                 self.end(old, "replaced by a new session")
-            self.links[node_id] = Link(run_id, node_id)
-        return self.guests.invite(run_id, node_id)
+            self.sessions[node_id] = ServerSession(run_id, node_id)
+        return self._tokens.issue(run_id, node_id)
 
-    def end(self, link: Link, reason: str) -> None:
-        """End a link for good; call with the lock held."""
-        if link.ended is None:
-            link.ended = reason
-            self.guests.revoke(link.run_id, link.node_id)
-            if link.connection is not None:
-                link.connection.add(BYE, reason.encode())
-                link.connection.end()
-            self.news.notify_all()
+    def is_open(self, node_id: int) -> bool:
+        """Return whether a node has a session that has not ended."""
+        session = self.sessions.get(node_id)
+        return session is not None and session.end_reason is None
+
+    def end(self, session: ServerSession, reason: str) -> None:
+        """End a session for good; lock held."""
+        if session.end_reason is None:
+            session.end_reason = reason
+            self._tokens.revoke(session.run_id, session.node_id)
+            if session.connection is not None:
+                session.connection.put(END, reason.encode())
+                session.connection.close()
+            self.condition.notify_all()
 
     # --- streams ----------------------------------------------------------------
 
@@ -150,148 +156,149 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler:
         """Return the handler of a call (called by gRPC)."""
-        known = handler_call_details.method == f"/{SERVICE}/{METHOD}"
-        return grpc.stream_stream_rpc_method_handler(
-            self._session if known else self._stranger
-        )
+        known = handler_call_details.method == METHOD
+        handler = self._serve_stream if known else self._refuse_method
+        return grpc.stream_stream_rpc_method_handler(handler)
 
-    async def _stranger(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        self._strangers.know(context.peer())
-        problem = Refusal("asked for a method that is not offered")
-        await _refuse(context, context.peer(), problem)
+    async def _refuse_method(
+        self, _: object, context: grpc.aio.ServicerContext
+    ) -> None:
+        self._monitor.ignore(context.peer())
+        await _refuse(context, context.peer(), RefusedError("called an unknown method"))
 
-    async def _session(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Serve one stream from its first byte to its last."""
-        link, connection, token, handshake = await self._welcome(context)
-        reader = asyncio.ensure_future(self._read(context, link, connection))
+        session, connection, proof = await self._authenticate(context)
+        reader = asyncio.ensure_future(self._read(context, session, connection))
         try:
-            await context.write(chunks([handshake.server_proof(token)])[0])
+            await context.write(split_frame([proof])[0])
             await connection.drain(context.write)
         finally:
             reader.cancel()
-            self._detach(link, connection)
+            self._disconnect(session, connection)
 
-    async def _welcome(
+    async def _authenticate(
         self, context: grpc.aio.ServicerContext
-    ) -> tuple[Link, Connection, bytes, Handshake]:
-        """Admit a peer, or write the log line of its refusal and raise."""
-        peer = context.peer()  # a dead stream has none
-        self._strangers.know(peer)
-        with self.news:
-            expected = sum(link.is_expected for link in self.links.values())
-        try:
-            self.guests.enter(expected)
-        except Refusal as refusal:
-            await _refuse(context, peer, refusal)
+    ) -> tuple[ServerSession, Connection, bytes]:
+        """Connect a peer to its session, or log why it is refused and raise."""
+        peer = context.peer()  # not known any more once the stream has ended
+        self._monitor.ignore(peer)
+        with self.condition:
+            expected = sum(session.is_expected for session in self.sessions.values())
+        if self._unauthenticated >= self._limits.pending + expected:
+            text = "too many unauthenticated connections"
+            await _refuse(context, peer, RefusedError(text, retry=True))
+        self._unauthenticated += 1
         try:
             async with asyncio.timeout(self._limits.authenticate):
-                handshake = Handshake.from_hello(await _handshake_frame(context))
-                handshake.server_nonce = secrets.token_bytes(NONCE_BYTES)
-                await context.write(chunks([handshake.server_nonce])[0])
+                node = Authentication.from_hello(await _handshake_frame(context))
+                node.server_nonce = secrets.token_bytes(NONCE_BYTES)
+                await context.write(split_frame([node.server_nonce])[0])
                 proof = await _handshake_frame(context)
-            token = self.guests.check(handshake, proof)
+            token = self._tokens.check(node, proof)
             connection = Connection(peer)
-            link = self._admit(handshake.node_id, connection)
-            return link, connection, token, handshake
+            session = self._connect(node.node_id, connection)
+            return session, connection, node.server_proof(token)
         except TimeoutError:
-            text = "took too long to prove who it is"
-            await _refuse(context, peer, Refusal(text, again=True))
-        except (Refusal, WireError) as problem:
+            text = "took too long to authenticate itself"
+            await _refuse(context, peer, RefusedError(text, retry=True))
+        except (RefusedError, WireError) as problem:
             await _refuse(context, peer, problem)
         except asyncio.CancelledError:
             log(WARNING, _REFUSED, peer, _LEFT)
             raise
         except Exception as ex:  # gRPC raises several types when a stream breaks
-            await _refuse(context, peer, Refusal(f"{_LEFT} ({ex})", again=True))
+            await _refuse(context, peer, RefusedError(f"{_LEFT} ({ex})", retry=True))
         finally:
-            self.guests.leave()
-        raise AssertionError("a refusal raises")
+            self._unauthenticated -= 1
 
-    def _admit(self, node_id: int, connection: Connection) -> Link:
-        with self.news:
-            link = self.links.get(node_id)
-            if link is None or link.ended is not None:
-                raise Refusal(f"the session of node {node_id} is over")
-            if link.connection is not None:
-                raise Refusal(
-                    f"node {node_id} is connected already, from {link.connection.peer}",
-                    again=True,
-                )
-            link.attach(connection)
-            self.news.notify_all()
-        return link
+    def _connect(self, node_id: int, connection: Connection) -> ServerSession:
+        with self.condition:
+            session = self.sessions.get(node_id)
+            if session is None or session.end_reason is not None:
+                raise RefusedError(f"the session of node {node_id} has ended")
+            if session.connection is not None:
+                other = session.connection.peer
+                text = f"node {node_id} is already connected from {other}"
+                raise RefusedError(text, retry=True)
+            session.connect(connection)
+            self.condition.notify_all()
+        return session
 
-    def _detach(self, link: Link, connection: Connection) -> None:
-        with self.news:
-            if link.connection is not connection:
+    def _disconnect(self, session: ServerSession, connection: Connection) -> None:
+        with self.condition:
+            if session.connection is not connection:
                 return
-            link.connection, link.lost_at = None, time.monotonic()
-            self.news.notify_all()
-            ended = link.ended
-        if ended is None:
-            text = "Session: node %s (%s) lost its connection, %s s to come back"
-            log(INFO, text, link.node_id, connection.peer, self._limits.silence)
+            session.connection, session.disconnected_at = None, time.monotonic()
+            self.condition.notify_all()
+            ended = session.end_reason is not None
+        if not ended:
+            text = "Session: node %s (%s) lost its connection, %s s to reconnect"
+            log(INFO, text, session.node_id, connection.peer, self._limits.silence)
 
     async def _read(
-        self, context: grpc.aio.ServicerContext, link: Link, connection: Connection
+        self,
+        context: grpc.aio.ServicerContext,
+        session: ServerSession,
+        connection: Connection,
     ) -> None:
         assembler = Assembler(self._limits.max_frame)
         try:
             while (chunk := await context.read()) is not grpc.aio.EOF:
                 frame = assembler.feed(chunk)
                 if frame is not None:
-                    self._take(link, frame)
+                    self._on_frame(session, frame)
         except WireError as problem:
-            peer = f"{connection.peer} (node {link.node_id})"
+            peer = f"{connection.peer} (node {session.node_id})"
             log(WARNING, _REFUSED, peer, problem)
-            with self.news:
-                self.end(link, str(problem))
+            with self.condition:
+                self.end(session, str(problem))
         except Exception as ex:  # gRPC raises several types when a stream breaks
-            log(DEBUG, "Session: node %s: %s", link.node_id, ex)
+            log(DEBUG, "Session: node %s: %s", session.node_id, ex)
         finally:
-            connection.end()
+            connection.close()
 
-    def _take(self, link: Link, frame: memoryview) -> None:
+    def _on_frame(self, session: ServerSession, frame: memoryview) -> None:
         kind = bytes(frame[:1])
         if kind == REPLY:
             sequence, payload = read_reply(frame)
-            self._answered(link, sequence, payload)
-        elif kind == BYE:
+            self._on_reply(session, sequence, payload)
+        elif kind == END:
             reason = bytes(frame[1:200]).decode(errors="replace")
-            with self.news:
-                self.end(link, f"the node ended it: {reason}")
+            with self.condition:
+                self.end(session, f"the node ended it: {reason}")
         else:
-            raise WireError("garbage instead of a reply")
+            raise WireError("malformed reply")
 
 
 async def _handshake_frame(context: grpc.aio.ServicerContext) -> memoryview:
-    """Return the next frame of a peer that has yet to prove itself."""
+    """Return the next frame of an unauthenticated peer."""
     chunk = await context.read()
     if chunk is grpc.aio.EOF:
-        raise Refusal(_LEFT, again=True)
+        raise RefusedError(_LEFT, retry=True)
     frame = Assembler(MAX_HANDSHAKE).feed(chunk)
     if frame is None:
-        raise WireError("garbage instead of a frame")
+        raise WireError("malformed frame")
     return frame
 
 
 async def _refuse(
     context: grpc.aio.ServicerContext, peer: str, problem: Exception
 ) -> NoReturn:
-    """Write the one log line of a refusal and abort the call."""
+    """Log why a connection is refused and abort the call."""
     log(WARNING, _REFUSED, peer, problem)
-    again = isinstance(problem, Refusal) and problem.again
-    code = grpc.StatusCode.UNAVAILABLE if again else grpc.StatusCode.UNAUTHENTICATED
-    # The peer learns no more than whether to try again; abort ends by raising.
+    retry = isinstance(problem, RefusedError) and problem.retry
+    code = grpc.StatusCode.UNAVAILABLE if retry else grpc.StatusCode.UNAUTHENTICATED
+    # The peer learns only whether it may try again.
     await context.abort(code, "refused")
     raise AssertionError("abort raises")
 
 
-def _reserve(host: str, port: int) -> socket.socket:
-    """Take a port without listening on it, so that gRPC can start later.
+def _reserve_port(host: str, port: int) -> socket.socket:
+    """Bind a port without listening on it, so that gRPC can start later.
 
-    gRPC would share a port that another of the operator's processes serves; hence the
-    first, exclusive, bind.
+    gRPC would share a port that another process of the same user serves. The first
+    bind, which is exclusive, prevents that.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -300,7 +307,7 @@ def _reserve(host: str, port: int) -> socket.socket:
             probe.bind((host, port))
             port = probe.getsockname()[1]
         reserved = socket.socket(family)
-        with suppress(AttributeError, OSError):  # not everywhere
+        with suppress(AttributeError, OSError):  # not available everywhere
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((host, port))
     except OSError as ex:

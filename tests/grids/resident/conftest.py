@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from flwr.clientapp import ClientApp
@@ -12,11 +13,13 @@ from resident_cases import RUN_ID, GridMaker, PlainGrid, counting_app
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
 
 
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", RUN_ID)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskIdentity, "_run_id", RUN_ID)
+        patch.setattr(TaskIdentity, "_node_id", 1)
+        patch.setattr(TaskIdentity, "_task_id", 1)
+        yield
 
 
 @pytest.fixture(params=[True, False], ids=["detached", "blocking"])
@@ -24,21 +27,21 @@ def detached(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture
-def make_grid() -> Iterator[GridMaker]:
-    """Return a maker of grids over a counting app; they are closed afterwards."""
+@contextmanager
+def grid_maker() -> Iterator[GridMaker]:
+    """Yield a function that makes grids over a counting app, and close them."""
     made: list[ResidentGrid] = []
 
     def make(
         nodes: int = 2,
         *,
         app: ClientApp | None = None,
-        deaf: Iterable[int] = (),
+        unresponsive: Iterable[int] = (),
         detached: bool = True,
         limits: Limits | None = None,
         **options: object,
     ) -> ResidentGrid:
-        plain = PlainGrid(app or resident(counting_app()), nodes, deaf)
+        plain = PlainGrid(app or resident(counting_app()), nodes, unresponsive)
         options.setdefault("open_timeout", 10.0)
         grid = ResidentGrid(
             plain,
@@ -52,3 +55,15 @@ def make_grid() -> Iterator[GridMaker]:
     yield make
     for grid in made:
         grid.close()
+
+
+@pytest.fixture
+def make_grid() -> Iterator[GridMaker]:
+    with grid_maker() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_module_grid() -> Iterator[GridMaker]:
+    with grid_maker() as make:
+        yield make

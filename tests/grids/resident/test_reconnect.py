@@ -21,8 +21,8 @@ def proxy() -> Iterator[Proxy]:
     made.stop()
 
 
-class Ledger:
-    """An app whose every execution counts, and whose state shows the order."""
+class RecordingApp:
+    """An app that records its executions and whose state depends on their order."""
 
     def __init__(self) -> None:
         self.executed: list[tuple[int, int]] = []
@@ -62,13 +62,13 @@ def through(make_grid: GridMaker, proxy: Proxy, nodes: int, **options: object): 
 def test_a_cut_while_the_app_works_costs_nothing_but_time(
     proxy: Proxy, make_grid: GridMaker, detached: bool
 ) -> None:
-    ledger = Ledger()
-    grid = through(make_grid, proxy, 1, app=resident(ledger.app), detached=detached)
+    recorder = RecordingApp()
+    grid = through(make_grid, proxy, 1, app=resident(recorder.app), detached=detached)
     nodes = grid.open()
-    ledger.started.clear()
+    recorder.started.clear()
 
     def cut() -> None:
-        ledger.started.wait()
+        recorder.started.wait()
         proxy.cut()
 
     threading.Thread(target=cut).start()
@@ -77,7 +77,7 @@ def test_a_cut_while_the_app_works_costs_nothing_but_time(
     )
     assert sums([reply]) == {nodes[0]: 1}
     time.sleep(0.5)  # a second execution would be over by now
-    assert ledger.executed == [(nodes[0], 1)]
+    assert recorder.executed == [(nodes[0], 1)]
     assert proxy.made == 2
 
 
@@ -85,25 +85,25 @@ def test_many_cuts_give_the_same_result_and_no_step_twice(
     proxy: Proxy, make_grid: GridMaker
 ) -> None:
     steps, nodes = 60, 3
-    calm, rough = Ledger(), Ledger()
-    undisturbed = make_grid(nodes, app=resident(calm.app))
+    calm, disturbed = RecordingApp(), RecordingApp()
+    steady_grid = make_grid(nodes, app=resident(calm.app))
     # A busy machine may not get through between two cuts for a while.
     patient = Limits(silence=20.0, authenticate=2.0)
-    disturbed = through(
-        make_grid, proxy, nodes, app=resident(rough.app), limits=patient
+    cut_grid = through(
+        make_grid, proxy, nodes, app=resident(disturbed.app), limits=patient
     )
     results = []
-    over = threading.Event()
+    finished = threading.Event()
 
-    def saboteur() -> None:
-        dice = random.Random(3)
-        while not over.wait(dice.uniform(0.02, 0.25)):
+    def cut_often() -> None:
+        random_state = random.Random(3)
+        while not finished.wait(random_state.uniform(0.02, 0.25)):
             proxy.cut()
 
-    for grid in (undisturbed, disturbed):
+    for grid in (steady_grid, cut_grid):
         grid.open()
-        if grid is disturbed:
-            threading.Thread(target=saboteur, daemon=True).start()
+        if grid is cut_grid:
+            threading.Thread(target=cut_often, daemon=True).start()
         for step in range(steps):
             replies = list(
                 grid.send_and_receive(
@@ -112,14 +112,14 @@ def test_many_cuts_give_the_same_result_and_no_step_twice(
             )
             assert not any(reply.has_error() for reply in replies)
         results.append(sums(replies))
-    over.set()
+    finished.set()
     assert proxy.made > 2 * nodes  # they did lose their connections
     assert results[0] == results[1]
     for node in results[0]:
-        assert [s for n, s in rough.executed if n == node] == list(range(steps))
+        assert [s for n, s in disturbed.executed if n == node] == list(range(steps))
 
 
-def test_messages_wait_for_a_node_that_is_away(
+def test_messages_wait_for_a_disconnected_node(
     proxy: Proxy, make_grid: GridMaker
 ) -> None:
     grid = through(make_grid, proxy, 1)
@@ -138,7 +138,7 @@ def test_messages_wait_for_a_node_that_is_away(
     assert time.monotonic() - start > 0.5
 
 
-def test_a_node_that_stays_away_is_named_and_the_others_go_on(
+def test_a_node_that_stays_disconnected_is_named_in_errors(
     proxy: Proxy, make_grid: GridMaker, detached: bool
 ) -> None:
     limits = Limits(silence=1.0, authenticate=1.0)

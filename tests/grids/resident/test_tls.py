@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.app import Context, RecordDict
 from resident_cases import RUN_ID, GridMaker, counting_app, to_all, weights
-from siege import Intruder
+from untrusted_client import UntrustedClient
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.grids.resident import Limits, SessionError
-from flower_vfl.grids.resident.session import Executor, Session
-from flower_vfl.grids.resident.settings import OPEN_RECORD, Offer, is_loopback
+from flower_vfl.grids.resident.endpoint import is_loopback
+from flower_vfl.grids.resident.session import Executor, NodeSession
+from flower_vfl.grids.resident.settings import OPEN_RECORD, SessionOffer
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -59,10 +60,11 @@ def test_sessions_over_tls(make_grid: GridMaker, tmp_path: Path) -> None:
     grid = make_grid(2, certificate=chain, private_key=key)
     replies = list(grid.send_and_receive(to_all(grid, weights(), "train")))
     assert [reply.has_content() for reply in replies] == [True, True]
-    # Plaintext gets nowhere on that port.
-    offer = Offer.from_record(grid._grid.sent[0].content.config_records[OPEN_RECORD])
+    # The port refuses plaintext.
+    record = grid._grid.sent[0].content.config_records[OPEN_RECORD]
+    offer = SessionOffer.from_record(record)
     assert offer.certificate == chain.read_bytes()
-    assert Intruder(offer.address).refused() == grpc.StatusCode.UNAVAILABLE
+    assert UntrustedClient(offer.address).status() == grpc.StatusCode.UNAVAILABLE
     replies = list(grid.send_and_receive(to_all(grid, weights(), "train")))
     assert [reply.has_content() for reply in replies] == [True, True]
 
@@ -73,7 +75,7 @@ def test_a_server_with_another_certificate_is_not_trusted(
     chain, key = certificate(tmp_path, "server")
     other, _ = certificate(tmp_path, "other")
     grid = make_grid(
-        1, certificate=chain, private_key=key, root_certificate=other, open_timeout=1.5
+        1, certificate=chain, private_key=key, root_certificate=other, open_timeout=0.7
     )
     with pytest.raises(SessionError, match="node 1000"):
         grid.open()
@@ -82,14 +84,14 @@ def test_a_server_with_another_certificate_is_not_trusted(
 def test_a_node_refuses_plaintext_to_another_machine() -> None:
     context = Context(RUN_ID, 1000, {}, RecordDict(), {})
 
-    def offer(address: str, insecure: bool) -> Offer:
-        return Offer(address, b"", bytes(32), insecure, True, "", 1.0, Limits())
+    def offer(address: str, insecure: bool) -> SessionOffer:
+        return SessionOffer(address, b"", bytes(32), insecure, True, "", 1.0, Limits())
 
     for address in ("192.0.2.7:9000", "example.org:9000", "[2001:db8::1]:9000"):
         with pytest.raises(ConfigError, match="refusing plaintext"):
-            Session(counting_app(), context, offer(address, False), Executor())
-        Session(counting_app(), context, offer(address, True), Executor())
-    Session(counting_app(), context, offer("[::1]:9000", False), Executor())
+            NodeSession(counting_app(), context, offer(address, False), Executor())
+        NodeSession(counting_app(), context, offer(address, True), Executor())
+    NodeSession(counting_app(), context, offer("[::1]:9000", False), Executor())
 
 
 def test_loopback() -> None:

@@ -1,4 +1,4 @@
-"""An intruder, and a training that goes on while it is attacked."""
+"""A gRPC client that breaks the protocol, and a training that goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import grpc
 from resident_cases import RUN_ID, PlainGrid, to_all, weights
 
 from flower_vfl.grids.resident import ResidentGrid
-from flower_vfl.grids.resident.admission import Handshake
-from flower_vfl.grids.resident.settings import METHOD, OPEN_RECORD, SERVICE, Offer
-from flower_vfl.grids.resident.wire import chunks
+from flower_vfl.grids.resident.authentication import Authentication
+from flower_vfl.grids.resident.settings import METHOD, OPEN_RECORD, SessionOffer
+from flower_vfl.grids.resident.wire import split_frame
 
 AUTHENTICATE = 0.6
 
 
-class Intruder:
-    """A gRPC client that says whatever it likes."""
+class UntrustedClient:
+    """A gRPC client that sends arbitrary frames."""
 
     def __init__(self, address: str, method: str = METHOD) -> None:
-        self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
-        call = self._channel.stream_stream(f"/{SERVICE}/{method}")
-        self.call = call(iter(self.said.get, None))
+        self.call = self._channel.stream_stream(method)(iter(self.sent.get, None))
 
-    def say(self, frame: bytes) -> None:
-        for chunk in chunks([frame]):
-            self.said.put(chunk)
+    def send(self, frame: bytes) -> None:
+        for chunk in split_frame([frame]):
+            self.sent.put(chunk)
 
-    def hear(self) -> bytes:
-        heard: bytes = next(self.call)
-        return heard[1:]
+    def receive(self) -> bytes:
+        chunk: bytes = next(self.call)
+        return chunk[1:]
 
-    def refused(self, within: float = 5.0) -> grpc.StatusCode:
-        """Wait for the end of the stream."""
+    def status(self, within: float = 5.0) -> grpc.StatusCode:
+        """Wait for the end of the stream and return its status."""
         answer: queue.SimpleQueue[grpc.StatusCode] = queue.SimpleQueue()
 
-        def listen() -> None:
+        def read() -> None:
             try:
                 for _ in self.call:
                     pass
@@ -48,24 +47,23 @@ class Intruder:
             except grpc.RpcError as ex:
                 answer.put(ex.code())
 
-        threading.Thread(target=listen, daemon=True).start()
+        threading.Thread(target=read, daemon=True).start()
         return answer.get(timeout=within)
 
-    def introduce(self, token: bytes, node_id: int, run_id: int = RUN_ID) -> Handshake:
-        handshake = Handshake(run_id, node_id)
-        self.say(handshake.hello())
-        handshake.server_nonce = self.hear()
-        self.say(handshake.node_proof(token))
-        return handshake
+    def authenticate(self, token: bytes, node_id: int, run_id: int = RUN_ID) -> None:
+        node = Authentication(run_id, node_id)
+        self.send(node.hello())
+        node.server_nonce = self.receive()
+        self.send(node.node_proof(token))
 
-    def leave(self) -> None:
-        self.said.put(None)
+    def close(self) -> None:
+        self.sent.put(None)
         self.call.cancel()
         self._channel.close()
 
 
-class Siege:
-    """A training that goes on while it is attacked."""
+class BackgroundTraining:
+    """A training in the background that checks every reply."""
 
     def __init__(self, grid: ResidentGrid) -> None:
         self.grid = grid
@@ -73,20 +71,20 @@ class Siege:
         plain = grid._grid
         assert isinstance(plain, PlainGrid)
         self.offers = {
-            message.metadata.dst_node_id: Offer.from_record(
+            message.metadata.dst_node_id: SessionOffer.from_record(
                 message.content.config_records[OPEN_RECORD]
             )
             for message in plain.sent
         }
         self.address = self.offers[self.nodes[0]].address
         self.rounds = 0
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._failures: list[object] = []
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
 
     def _train(self) -> None:
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             messages = to_all(self.grid, weights(self.rounds), "train")
             replies = list(self.grid.send_and_receive(messages, timeout=5.0))
             self.rounds += 1
@@ -101,13 +99,15 @@ class Siege:
                 return
             time.sleep(0.002)
 
-    def withstood(self) -> None:
-        """Check that every round before, during and after the attack was right."""
+    def check(self) -> None:
+        """Check that every round was right, also after an attack."""
         seen = self.rounds
         end = time.monotonic() + 5
         while self.rounds < seen + 5 and time.monotonic() < end:
-            time.sleep(0.01)
-        self._over.set()
-        self._thread.join()
+            time.sleep(0.002)
         assert self._failures == []
         assert self.rounds >= seen + 5
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()

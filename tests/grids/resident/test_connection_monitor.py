@@ -1,4 +1,4 @@
-"""How connections without a stream are told from the others."""
+"""TCP connections without a stream are found once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import time
 
 import pytest
 
-from flower_vfl.grids.resident.strangers import Strangers, peer_of, read_endpoint
+from flower_vfl.grids.resident.connection_monitor import (
+    ConnectionMonitor,
+    parse_grpc_peer,
+    parse_kernel_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,8 +22,8 @@ from flower_vfl.grids.resident.strangers import Strangers, peer_of, read_endpoin
         ("ipv6:%5B::ffff:10.0.0.7%5D:443", ("10.0.0.7", 443)),
     ],
 )
-def test_peers_as_grpc_names_them(text: str, peer: tuple[str, int]) -> None:
-    assert peer_of(text) == peer
+def test_peers_in_the_notation_of_grpc(text: str, peer: tuple[str, int]) -> None:
+    assert parse_grpc_peer(text) == peer
 
 
 @pytest.mark.parametrize(
@@ -30,33 +34,33 @@ def test_peers_as_grpc_names_them(text: str, peer: tuple[str, int]) -> None:
         ("0000000000000000FFFF00000700000A:01BB", ("10.0.0.7", 443)),
     ],
 )
-def test_endpoints_as_linux_lists_them(text: str, peer: tuple[str, int]) -> None:
-    assert read_endpoint(text) == peer
+def test_addresses_in_the_notation_of_linux(text: str, peer: tuple[str, int]) -> None:
+    assert parse_kernel_address(text) == peer
 
 
-def test_a_silent_connection_is_found_once_and_a_known_one_never() -> None:
+def test_a_silent_connection_is_found_once_and_an_ignored_one_never() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        strangers = Strangers(port, patience=0.05)
+        monitor = ConnectionMonitor(port, timeout=0.05)
         with (
             socket.create_connection(("127.0.0.1", port)) as silent,
-            socket.create_connection(("127.0.0.1", port)) as friend,
+            socket.create_connection(("127.0.0.1", port)) as known,
         ):
-            strangers.know(f"ipv4:127.0.0.1:{friend.getsockname()[1]}")
-            assert strangers.look() == []
+            monitor.ignore(f"ipv4:127.0.0.1:{known.getsockname()[1]}")
+            assert monitor.poll() == []
             time.sleep(0.1)
             name = f"ipv4:127.0.0.1:{silent.getsockname()[1]}"
-            assert strangers.look() == [name]
-            assert strangers.look() == []
+            assert monitor.poll() == [name]
+            assert monitor.poll() == []
 
 
 def test_a_connection_that_this_end_closed_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        strangers = Strangers(port, patience=60.0)
+        monitor = ConnectionMonitor(port, timeout=60.0)
         with socket.create_connection(("127.0.0.1", port)) as caller:
             accepted, _ = server.accept()
             accepted.close()
             caller.recv(1)
             name = f"ipv4:127.0.0.1:{caller.getsockname()[1]}"
-        assert strangers.look() == [name]
+        assert monitor.poll() == [name]

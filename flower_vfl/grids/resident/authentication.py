@@ -1,0 +1,109 @@
+"""Mutual authentication of a node and the server with a shared token.
+
+The token reaches the node inside a Flower message and is never sent on the stream:
+
+1. node → server: run id, node id and a nonce (`hello`);
+2. server → node: another nonce;
+3. node → server: HMAC-SHA256 under the token of both nonces, run and node;
+4. server → node: the same HMAC with the server's label, so that the node knows that
+   the server issued the token.
+
+A recorded handshake cannot be replayed, because the server draws a new nonce each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import Final
+
+from .wire import WireError
+
+TOKEN_BYTES: Final = 32
+NONCE_BYTES: Final = 32
+MAX_HANDSHAKE: Final = 256
+"""Largest frame of an unauthenticated peer, in bytes."""
+
+_MAGIC: Final = b"flower-vfl/1"
+_HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ{NONCE_BYTES}s")
+_UINT64: Final = (1 << 64) - 1
+
+
+class RefusedError(Exception):
+    """A connection was refused; `retry` says whether the peer may try again."""
+
+    def __init__(self, reason: str, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.retry = retry
+
+
+class Authentication:
+    """The identity and the nonces of one authentication handshake."""
+
+    def __init__(self, run_id: int, node_id: int, node_nonce: bytes = b"") -> None:
+        self.run_id = run_id & _UINT64
+        self.node_id = node_id & _UINT64
+        self.node_nonce = node_nonce or secrets.token_bytes(NONCE_BYTES)
+        self.server_nonce = b""
+
+    def hello(self) -> bytes:
+        """Return the first frame that the node sends."""
+        return _HELLO.pack(_MAGIC, self.run_id, self.node_id, self.node_nonce)
+
+    @classmethod
+    def from_hello(cls, frame: bytes | memoryview) -> Authentication:
+        """Parse the first frame of a node."""
+        if len(frame) != _HELLO.size or bytes(frame[: len(_MAGIC)]) != _MAGIC:
+            raise WireError("malformed hello")
+        _, run_id, node_id, nonce = _HELLO.unpack(frame)
+        return cls(run_id, node_id, nonce)
+
+    def node_proof(self, token: bytes) -> bytes:
+        """Return the HMAC with which the node proves that it has the token."""
+        return self._hmac(token, b"node")
+
+    def server_proof(self, token: bytes) -> bytes:
+        """Return the HMAC with which the server proves that it has the token."""
+        return self._hmac(token, b"server")
+
+    def check_server(self, token: bytes, proof: bytes | memoryview) -> None:
+        """Raise an error if the server does not know the token."""
+        if not hmac.compare_digest(self.server_proof(token), bytes(proof)):
+            raise RefusedError("the server did not issue the token of this node")
+
+    def _hmac(self, token: bytes, label: bytes) -> bytes:
+        transcript = self.hello() + self.server_nonce + label
+        return hmac.new(token, transcript, hashlib.sha256).digest()
+
+
+class TokenRegistry:
+    """The tokens that a server has issued and not revoked."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[int, int], bytes] = {}
+
+    def issue(self, run_id: int, node_id: int) -> bytes:
+        """Return a new token for a node and revoke its previous one."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._tokens[run_id & _UINT64, node_id & _UINT64] = token
+        return token
+
+    def revoke(self, run_id: int, node_id: int) -> None:
+        """Make the token of a node invalid."""
+        self._tokens.pop((run_id & _UINT64, node_id & _UINT64), None)
+
+    def check(self, peer: Authentication, proof: bytes | memoryview) -> bytes:
+        """Return the token of a node if its proof is correct."""
+        token = self._tokens.get((peer.run_id, peer.node_id))
+        # An unknown node takes as long as a known one.
+        expected = peer.node_proof(token or secrets.token_bytes(TOKEN_BYTES))
+        correct = hmac.compare_digest(expected, bytes(proof))
+        if token is None:
+            raise RefusedError(
+                f"node {peer.node_id} of run {peer.run_id} has no valid token"
+            )
+        if not correct:
+            raise RefusedError(f"wrong proof for node {peer.node_id}")
+        return token
