@@ -73,10 +73,10 @@ def test_a_cut_while_the_app_works_costs_nothing_but_time(
 
     threading.Thread(target=cut).start()
     [reply] = grid.send_and_receive(
-        to_all(grid, step_record(1, 0.3), "train"), timeout=20
+        to_all(grid, step_record(1, 0.2), "train"), timeout=20
     )
     assert sums([reply]) == {nodes[0]: 1}
-    time.sleep(0.5)  # a second execution would be over by now
+    time.sleep(0.3)  # a second execution would be over by now
     assert recorder.executed == [(nodes[0], 1)]
     assert proxy.made == 2
 
@@ -84,36 +84,26 @@ def test_a_cut_while_the_app_works_costs_nothing_but_time(
 def test_many_cuts_give_the_same_result_and_no_step_twice(
     proxy: Proxy, make_grid: GridMaker
 ) -> None:
-    steps, nodes = 60, 3
+    steps, nodes = 30, 3
     calm, disturbed = RecordingApp(), RecordingApp()
     steady_grid = make_grid(nodes, app=resident(calm.app))
-    # A busy machine may not get through between two cuts for a while.
-    patient = Limits(silence=20.0, authenticate=2.0)
+    # A busy machine may need long to reconnect.
+    limits = Limits(silence=20.0, authenticate=2.0)
     cut_grid = through(
-        make_grid, proxy, nodes, app=resident(disturbed.app), limits=patient
+        make_grid, proxy, nodes, app=resident(disturbed.app), limits=limits
     )
+    generator = random.Random(3)
     results = []
-    finished = threading.Event()
-
-    def cut_often() -> None:
-        random_state = random.Random(3)
-        while not finished.wait(random_state.uniform(0.02, 0.25)):
-            proxy.cut()
-
     for grid in (steady_grid, cut_grid):
         grid.open()
-        if grid is cut_grid:
-            threading.Thread(target=cut_often, daemon=True).start()
         for step in range(steps):
-            replies = list(
-                grid.send_and_receive(
-                    to_all(grid, step_record(step), "train"), timeout=60
-                )
-            )
+            messages = to_all(grid, step_record(step), "train")
+            if grid is cut_grid and step % 2:  # before, during or after the exchange
+                threading.Timer(generator.uniform(0.0, 0.006), proxy.cut).start()
+            replies = list(grid.send_and_receive(messages, timeout=60))
             assert not any(reply.has_error() for reply in replies)
         results.append(sums(replies))
-    finished.set()
-    assert proxy.made > 2 * nodes  # they did lose their connections
+    assert proxy.made > 5 * nodes  # they did lose their connections
     assert results[0] == results[1]
     for node in results[0]:
         assert [s for n, s in disturbed.executed if n == node] == list(range(steps))
@@ -126,22 +116,22 @@ def test_messages_wait_for_a_disconnected_node(
     grid.open()
     proxy.closed = True
     proxy.cut()
-    time.sleep(0.3)
+    time.sleep(0.1)
 
     def back() -> None:
         proxy.closed = False
 
-    threading.Timer(0.8, back).start()
+    threading.Timer(0.4, back).start()
     start = time.monotonic()
     [reply] = grid.send_and_receive(to_all(grid, weights(1.0), "train"), timeout=20)
     assert reply.has_content()
-    assert time.monotonic() - start > 0.5
+    assert time.monotonic() - start > 0.3
 
 
 def test_a_node_that_stays_disconnected_is_named_in_errors(
     proxy: Proxy, make_grid: GridMaker, detached: bool
 ) -> None:
-    limits = Limits(silence=1.0, authenticate=1.0)
+    limits = Limits(silence=0.5, authenticate=1.0)
     grid: ResidentGrid = through(
         make_grid, proxy, 1, limits=limits, detached=detached, open_timeout=5.0
     )
@@ -151,7 +141,7 @@ def test_a_node_that_stays_disconnected_is_named_in_errors(
     proxy.cut()
     start = time.monotonic()
     [reply] = grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20)
-    assert 0.8 < time.monotonic() - start < 3.0
+    assert 0.4 < time.monotonic() - start < 2.5
     assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
     assert f"node {node}" in str(reply.error.reason)
     # Further messages fail at once: what the node knew is lost.
@@ -168,7 +158,7 @@ def test_a_node_that_stays_disconnected_is_named_in_errors(
 def test_one_lost_node_does_not_hold_up_the_replies_of_others(
     proxy: Proxy, make_grid: GridMaker
 ) -> None:
-    limits = Limits(silence=0.8, authenticate=1.0)
+    limits = Limits(silence=0.4, authenticate=1.0)
     far: ResidentGrid = through(make_grid, proxy, 2, limits=limits, detached=False)
     far.open()
     messages = to_all(far, sleep_record(0.0), "query.slow")
@@ -191,7 +181,7 @@ def test_large_messages_survive_a_cut(proxy: Proxy, make_grid: GridMaker) -> Non
 
 
 def test_a_dead_server_ends_the_session(proxy: Proxy, make_grid: GridMaker) -> None:
-    limits = Limits(silence=0.7, authenticate=1.0)
+    limits = Limits(silence=0.4, authenticate=1.0)
     grid = through(make_grid, proxy, 1, limits=limits, detached=False)
     list(grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20))
     plain = grid._grid

@@ -92,7 +92,7 @@ def test_half_precision_rounds_to_the_nearest_value_and_ties_to_even() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_chunks_are_joined(length: int) -> None:
-    frame = bytes(i % 251 for i in range(length))
+    frame = (bytes(range(251)) * (length // 251 + 1))[:length]
     chunks = split_frame([frame[:5], frame[5:]])
     assert len(chunks) == max(1, math.ceil(length / CHUNK))
     assert max(map(len, chunks)) <= CHUNK + 1
