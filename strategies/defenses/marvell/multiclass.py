@@ -1,7 +1,7 @@
-"""Marvell's noise for more than two classes: our extension, not the paper's.
+"""Marvell's noise for more than two classes, our extension of the paper.
 
-All classes share one covariance that lives in the span of the class means. It minimises
-the between-class scatter that is left relative to the variance within the classes.
+All classes share one covariance in the span of the class means. It minimises the
+between-class scatter relative to the variance within the classes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .solver import allowed_sum_kl, lowest
 
 Vector = NDArray[np.float64]
 
-_CHUNK = 1 << 20  # numbers that pairs of classes are compared in at a time
+_CHUNK = 1 << 20  # numbers that a comparison of class pairs holds at a time
 
 
 @dataclass(frozen=True)
 class MulticlassNoise:
-    """Noise for several classes and what it achieves."""
+    """Noise for several classes, and the divergence it achieves."""
 
     directions: Tensor
     along: Vector
@@ -112,9 +112,9 @@ def _span(means: Tensor, weights: Tensor) -> tuple[Tensor, Vector]:
 
 
 def _lift(variances: Vector, allowed: float) -> Vector:
-    """Return what to add to variances so that no coordinate has more divergence.
+    """Return what to add to variances for half of the divergence allowed.
 
-    Half of what is allowed per coordinate: (1 − r)²/r = allowed, r the least ratio.
+    (1 − r)²/r = allowed per coordinate, with r the smallest ratio of two variances.
     """
     ratio = 1.0 + allowed / 2.0 - np.sqrt(allowed + allowed * allowed / 4.0)
     missing: Vector = np.maximum(ratio * variances.max() - variances, 0.0)
@@ -122,7 +122,7 @@ def _lift(variances: Vector, allowed: float) -> Vector:
 
 
 def _enough(inside: Vector, scatter: Vector, within: float, allowed: float) -> float:
-    """Return a power that surely hides the means in the other half of the allowed."""
+    """Return a power that hides the means within the other half of the divergence."""
     if len(scatter) == 0:
         return 0.0
     diameter = 4.0 * float(np.square(inside).sum(axis=1).max())

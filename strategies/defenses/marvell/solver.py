@@ -1,7 +1,7 @@
 """Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
 
-The noise of Marvell as an optimisation problem, free of tensors: the four variables of
-Theorem 2, and the least power that keeps a bound. https://arxiv.org/abs/2102.08504
+https://arxiv.org/abs/2102.08504. Marvell's optimisation problem without tensors: the
+four variables of Theorem 2, and the least power that keeps a bound.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ _LARGEST = sys.float_info.max
 
 @dataclass(frozen=True)
 class MarvellSolution:
-    """Variances of the noise of both classes and what they achieve.
+    """Variances of the noise of both classes, and the divergence they achieve.
 
     Parameters
     ----------
     lambda1_neg, lambda2_neg : float
         Variance for the negative class along the line through both class means, and in
-        every direction at right angles to it.
+        every direction orthogonal to it.
     lambda1_pos, lambda2_pos : float
         The same for the positive class.
     sum_kl : float
         Sum of both Kullback-Leibler divergences between the classes with this noise.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import MarvellSolution
+    >>> MarvellSolution(4.0, 0.0, 2.0, 1.0, sum_kl=0.5).swapped().lambda1_neg
+    2.0
     """
 
     lambda1_neg: float
@@ -40,12 +46,9 @@ class MarvellSolution:
 
     def swapped(self) -> MarvellSolution:
         """Return the solution for exchanged classes."""
+        positive = self.lambda1_pos, self.lambda2_pos
         return MarvellSolution(
-            self.lambda1_pos,
-            self.lambda2_pos,
-            self.lambda1_neg,
-            self.lambda2_neg,
-            self.sum_kl,
+            *positive, self.lambda1_neg, self.lambda2_neg, self.sum_kl
         )
 
 
@@ -54,8 +57,8 @@ def solve_marvell(
 ) -> MarvellSolution:
     """Return the noise of a given power that hides the label best.
 
-    The solution of equation 15 of the paper. In the logarithms of the variances it is a
-    convex problem (a geometric program), so one search over one variable finds it.
+    This solves equation 15 of the paper. The problem is convex in the logarithms of the
+    variances (a geometric program), so a search over one variable finds the optimum.
 
     Parameters
     ----------
@@ -73,8 +76,15 @@ def solve_marvell(
     Returns
     -------
     MarvellSolution
-        Finite variances; ``sum_kl`` is infinite if nothing is hidden, e.g. by no power
-        for classes without spread.
+        Finite variances; ``sum_kl`` is infinite if nothing is hidden, e.g. without
+        power for classes without spread.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import solve_marvell
+    >>> solution = solve_marvell(u=0.2, v=0.2, d=8, q=1.0, p=0.5, power=4.0)
+    >>> print(f"{solution.lambda1_pos:.4f} {solution.sum_kl:.6f}")
+    4.0000 0.238095
     """
     _check(d, p, u=u, v=v, q=q, power=power)
     shift = _shift(u, v, q, power)
@@ -85,7 +95,7 @@ def solve_marvell(
 
 
 def auc_bound(sum_kl: float) -> float:
-    """Return what the AUC of no attack can exceed (Theorem 1 of the paper)."""
+    """Return the upper bound on the AUC of any attack (Theorem 1 of the paper)."""
     if not sum_kl < 4.0:
         return 1.0
     return 0.5 + math.sqrt(sum_kl) / 2.0 - sum_kl / 8.0
@@ -105,13 +115,14 @@ def least_power(u: float, v: float, d: int, q: float, p: float, auc: float) -> f
     allowed = allowed_sum_kl(auc)
     shift = _shift(u, v, q)
     u, v, q = (math.ldexp(amount, shift) for amount in (u, v, q))
-    # Noise that makes both covariances equal leaves q/variance: that much is enough.
+    # Noise that makes both covariances equal leaves q/variance: this power suffices.
     enough = max((1.0 - p) * d * (v - u), p * d * (u - v))
     enough += max(q / allowed - max(u, v), 0.0)
-    power = lowest(
-        lambda power: solve_marvell(u, v, d, q, p, power).sum_kl, allowed, enough
-    )
-    return _back(power, shift)
+
+    def divergence(power: float) -> float:
+        return solve_marvell(u, v, d, q, p, power).sum_kl
+
+    return _back(lowest(divergence, allowed, enough), shift)
 
 
 def lowest(
@@ -129,7 +140,7 @@ def lowest(
 
 
 def _check(d: int, p: float, **amounts: float) -> None:
-    """Refuse what is not a problem of this kind."""
+    """Raise an error about amounts that no batch can have."""
     for name, amount in amounts.items():
         if not 0.0 <= amount < math.inf:
             raise ConfigError(f"{name} must be a finite number from 0, got {amount}")
@@ -140,16 +151,15 @@ def _check(d: int, p: float, **amounts: float) -> None:
 
 
 def _shift(*amounts: float) -> int:
-    """Return the power of two that makes amounts large, but not too large to add up.
+    """Return the power of two that scales amounts up without overflow.
 
-    The problem itself has no scale. Large, so that the least of them can be far smaller
-    than the greatest before it vanishes.
+    The problem has no scale of its own; small amounts vanish later if all are large.
     """
     return 900 - math.frexp(max(amounts))[1]
 
 
 def _back(amount: float, shift: int) -> float:
-    """Undo a shift; what no float can hold becomes the largest one."""
+    """Undo a shift; an overflow becomes the largest float."""
     try:
         return math.ldexp(amount, -shift)
     except OverflowError:
@@ -158,12 +168,12 @@ def _back(amount: float, shift: int) -> float:
 
 @dataclass(frozen=True)
 class _Problem:
-    """The problem for u ≤ v: the second λ of the wider class is then 0.
+    """The problem for u ≤ v, where λ2 of the wider class is 0.
 
-    With x = λ2 of the narrow class three numbers are left. For a given x the other two
-    have a closed form: on the line where they use the rest of the power, the divergence
-    depends on the ratio r of the two variances (along the line of the means) through
-    r·(1 + q·wide/K) + (1 + q·narrow/K)/r alone, K as below.
+    For a given x = λ2 of the narrow class the other two variables have a closed form:
+    they use the rest of the power, and the divergence then depends on the ratio r of
+    the variances along the line of the means only through
+    r·(1 + q·wide/K) + (1 + q·narrow/K)/r, K as below.
     """
 
     u: float
@@ -175,7 +185,7 @@ class _Problem:
     power: float
 
     def first(self, x: float) -> tuple[float, float, float]:
-        """Return λ1 of the narrow and of the wide class, and how far apart that is."""
+        """Return λ1 of the narrow and the wide class, and their distance."""
         u, q, narrow, wide = self.u, self.q, self.narrow, self.wide
         gap = self.v - u
         rest = max(self.power - narrow * (self.d - 1) * x, 0.0)
@@ -199,14 +209,14 @@ class _Problem:
         return first_narrow, first_wide, (u + first_narrow) * more
 
     def pull(self, x: float) -> float:
-        """Return how far x is below the value that suits the other two, signed.
+        """Return how far x is below its optimum for the other two variables, signed.
 
-        Where the derivatives for λ1 and λ2 of the narrow class are equal,
-        u + x = v/sqrt(1 + t) with t as below. Falls through 0 once.
+        At the optimum the derivatives for λ1 and λ2 of the narrow class are equal, so
+        u + x = v/sqrt(1 + t) with t as below.
         """
         narrow, wide, apart = self.first(x)
         a0, a1 = self.u + narrow, self.v + wide
-        if a0 == 0.0:  # too small for a float: x took too much
+        if a0 == 0.0:  # underflow: x is too large
             return -self.v
         inner = max(apart / a0 * (1.0 + a0 / a1) + self.q / a0, 0.0)
         t = self.v / a0 * inner
@@ -236,17 +246,12 @@ class _Problem:
             + _divergence(apart, a0, a1)
             + 0.5 * (_over(self.q, a0) + _over(self.q, a1))
         )
-        return MarvellSolution(
-            _back(max(narrow, x), shift),
-            _back(x, shift),
-            _back(wide, shift),
-            0.0,
-            sum_kl,
-        )
+        variances = (_back(amount, shift) for amount in (max(narrow, x), x, wide))
+        return MarvellSolution(*variances, 0.0, sum_kl)
 
 
 def _over(a: float, b: float) -> float:
-    """Return a/b, with 0/0 = 0 as the limit of equal variances asks for."""
+    """Return a/b, with 0/0 = 0, the limit of equal variances."""
     if b == 0.0:
         return math.inf if a > 0.0 else 0.0
     return a / b
@@ -264,10 +269,10 @@ def _divergence(apart: float, a: float, b: float, times: int = 1) -> float:
 def crossing(
     function: Callable[[float], float], below: float, above: float, tolerance: float
 ) -> float:
-    """Return where a function crosses 0 once, from the side where it is not negative.
+    """Return a root of a function with one sign change, from its non-negative side.
 
     Chandrupatla's method: inverse quadratic interpolation where the last three points
-    allow it, halving where they do not.
+    allow it, bisection where they do not.
     """
     b, fb, a, fa = below, function(below), above, function(above)
     if fb >= 0.0:

@@ -1,7 +1,6 @@
 """Label Leakage and Protection in Two-party Split Learning (Li et al., ICLR 2022).
 
-Marvell: the Gaussian noise of a given power that hides the label best.
-https://arxiv.org/abs/2102.08504
+https://arxiv.org/abs/2102.08504. Marvell: Gaussian noise that hides the label best.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from .solver import (
     solve_marvell,
 )
 
-_BLOCK = 1 << 17  # entries that are held in double precision at a time
+_BLOCK = 1 << 17  # entries held in double precision at a time
+Statistics = tuple[Tensor, Tensor, Tensor]  # size, mean and variance of each class
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def add_noise(
         drawn = normal(rows.new_empty(len(rows), width), generator)
         drawn *= noise.along.clamp(max=limit).to(rows)[classes]
         changed = torch.addmm(rows, drawn, noise.directions.to(rows))
-    if bool(noise.isotropic.any()):  # drawn for the rows that get it only
+    if bool(noise.isotropic.any()):  # drawn only for the rows that get it
         deviations = noise.isotropic.clamp(max=limit).to(rows)[classes]
         chosen = deviations.nonzero().squeeze(1)
         drawn = normal(rows.new_empty(len(chosen), rows.shape[1]), generator)
@@ -87,22 +87,18 @@ def add_noise(
     return changed
 
 
-def class_statistics(
-    rows: Tensor, classes: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
     """Return size, mean and variance per coordinate of each class, on the CPU.
 
-    Computed in double precision, in two passes over blocks that fit into the cache, and
-    by matrix products, which give the same bits on every run.
+    Two passes in double precision over blocks that fit into the cache. Matrix products
+    give the same bits on every run.
     """
     d = rows.shape[1]
     block = max(_BLOCK // max(d, count), 1)
     if len(rows) <= block:
         rows = rows.double()  # once for both passes
     numbers = torch.arange(count, device=rows.device).unsqueeze(1)
-    pairs = list(
-        zip(torch.split(rows, block), torch.split(classes, block), strict=True)
-    )
+    pairs = list(zip(rows.split(block), classes.split(block), strict=True))
     sizes = rows.new_zeros(count, dtype=torch.float64)
     means = rows.new_zeros(count, d, dtype=torch.float64)
     for part, index in pairs:
@@ -119,22 +115,35 @@ def class_statistics(
 
 
 class Marvell(AdjustableTransform):
-    """Noise whose covariances minimise the divergence between the classes.
+    """Add noise whose covariances minimise the divergence between the classes.
 
-    The larger of two labels is the positive one. Each batch with two classes reports
-    the bound on the AUC of every attack as ``auc_bound``, and ``sum_kl``. A batch with
-    one class gets the noise of the party's last batch with more, or none if there was
-    none; it reports ``one_class`` and no bound. Three classes or more are our extension
-    (see `marvell_multiclass`): a shared covariance, and the bound of the worst pair.
+    The larger of two labels is the positive one. A batch with two classes reports the
+    metrics ``sum_kl`` and ``auc_bound``, an upper bound on the AUC of any attack on a
+    single row. A batch with one class gets the noise of the party's last batch with
+    more, if there was one; it reports ``one_class`` and no bound. More than two classes
+    are our extension: all share one covariance, and the bound is that of the worst
+    pair.
 
     Parameters
     ----------
     s : float (default: 4.0)
         Power of the noise over the squared distance between the class means.
     auc : float | None (default: None)
-        Dynamic mode, also ours: every batch gets the least power whose bound is at most
-        this AUC, ``s`` is not used, and ``marvell_s`` reports the power that was needed
-        in the unit of ``s``.
+        Our dynamic mode: every batch gets the least power whose bound is at most this
+        AUC. ``s`` is not used, and the metric ``marvell_s`` reports the power in its
+        unit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import Marvell
+    >>> labels = torch.arange(100) % 2
+    >>> rows = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    >>> batch = Batch("passive-1", step=1, seed=7, labels=labels)
+    >>> changed = Marvell(auc=0.6)(rows + labels[:, None], batch)
+    >>> print(f"{batch.metrics['auc_bound']:.3f}")
+    0.600
     """
 
     requires_labels = True
@@ -142,7 +151,7 @@ class Marvell(AdjustableTransform):
     def __init__(self, s: float = 4.0, auc: float | None = None) -> None:
         require(0.0 <= s < math.inf, "s", "a number from 0", s)
         if auc is not None:
-            allowed_sum_kl(auc)  # refuses what is no bound
+            allowed_sum_kl(auc)  # refuses an AUC that cannot be a bound
         self.s = s
         self.auc = auc
         self._last: dict[str, Noise] = {}
@@ -150,7 +159,7 @@ class Marvell(AdjustableTransform):
 
     @staticmethod
     def bound(sum_kl: float) -> float:
-        """Return what the AUC of no attack can exceed."""
+        """Return the upper bound on the AUC of any attack."""
         return auc_bound(sum_kl)
 
     @property
@@ -182,18 +191,17 @@ class Marvell(AdjustableTransform):
     ) -> Noise:
         """Return the noise for a batch with several classes and report its bound."""
         scale = _unit(rows)
-        statistics = class_statistics(
-            rows if scale == 1.0 else rows / scale, classes, len(values)
-        )
+        scaled = rows if scale == 1.0 else rows / scale
+        statistics = class_statistics(scaled, classes, len(values))
         if not bool(statistics[2].isfinite().all()):
             raise PartyError(
                 batch.party,
                 "its gradient has entries that are not finite",
-                "Lower the learning rate, or look for what made them",
+                "Lower the learning rate, or check the party's data and model",
                 batch.step,
             )
         solve = self._binary if len(values) == 2 else self._multiclass
-        noise, sum_kl, needed = solve(values, *statistics, scale)
+        noise, sum_kl, needed = solve(values, statistics, scale)
         batch.metrics[AUC_BOUND] = auc_bound(sum_kl)
         if math.isfinite(sum_kl):
             batch.metrics["sum_kl"] = sum_kl
@@ -202,14 +210,10 @@ class Marvell(AdjustableTransform):
         return noise
 
     def _binary(
-        self,
-        values: Tensor,
-        sizes: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        scale: float,
+        self, values: Tensor, statistics: Statistics, scale: float
     ) -> tuple[Noise, float, float]:
-        """Return the paper's noise, its divergence, and its power over ‖Δ‖²."""
+        """Return the paper's noise, its divergence, and its power in units of s."""
+        sizes, means, variances = statistics
         delta = means[1] - means[0]
         q = float(delta @ delta)
         u, v = variances.tolist()
@@ -224,14 +228,10 @@ class Marvell(AdjustableTransform):
         return noise, solution.sum_kl, power / q if q > 0.0 else math.inf
 
     def _multiclass(
-        self,
-        values: Tensor,
-        sizes: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        scale: float,
+        self, values: Tensor, statistics: Statistics, scale: float
     ) -> tuple[Noise, float, float]:
-        """Return our noise for several classes, and the same of it."""
+        """Return our noise for several classes, its divergence, and its power."""
+        sizes, means, variances = statistics
         weights = (sizes / sizes.sum()).numpy()
         found = solve_multiclass(means, variances.numpy(), weights, self._s, self._auc)
         along = torch.from_numpy(np.sqrt(found.along)) * scale
@@ -254,7 +254,7 @@ class Marvell(AdjustableTransform):
         return {**super().state_dict(), "noise": noise, "one_class": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         if set(state) != {"raised", "noise", "one_class"}:
             raise ConfigError(f"{sorted(state)} is not the state of a Marvell defense")
         super().load_state_dict(state)
@@ -266,7 +266,7 @@ class Marvell(AdjustableTransform):
 
 
 def _unit(rows: Tensor) -> float:
-    """Return a power of two by which to divide rows, so that squares stay floats."""
+    """Return a power of two by which to divide rows so that squares do not overflow."""
     if rows.dtype != torch.float64:  # squares of the other types fit into doubles
         return 1.0
     largest = float(torch.linalg.vector_norm(rows, math.inf))
@@ -282,7 +282,7 @@ def _classes(labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     if not (whole and math.isfinite(high - low)):
         raise PartyError(
             batch.party,
-            "Marvell hides classes, and these labels are not whole numbers",
+            "Marvell needs classes, and these labels are not whole numbers",
             "Use a defense that needs no labels, e.g. iso or max-norm",
             batch.step,
         )

@@ -186,7 +186,7 @@ def train(transforms: list[GradientTransform], epochs: int) -> Result:
     labels = torch.tensor(data.target)
     label = LabelParty(labels, CrossEntropy(top), device="cpu", trust_server=True)
     strategy = VerticalStrategy(
-        batch_size=65, evaluate_every=0, transforms=transforms, progress=False
+        batch_size=65, evaluate_every=0, progress=False, defense=transforms
     )
     with in_process([label, party(columns[:, :15]), party(columns[:, 15:])]) as grid:
         return strategy.start(grid, num_rounds=epochs)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.serverapp.strategy import Result
+from records_cases import series_of
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam
-from flower_vfl.strategies import Compose, VerticalStrategy, build_defense
+from flower_vfl.strategies import Compose, Defense, VerticalStrategy, build_defense
 from flower_vfl.strategies.defenses.geno import MEASUREMENTS, TRACKED, Geno, Responses
 from flower_vfl.transform import Batch, sees_embeddings
 
@@ -154,7 +155,7 @@ def train(
     def party(features: Tensor, strength: float) -> PassiveParty:
         model = nn.Sequential(nn.Linear(15, 32), nn.ReLU(), nn.Linear(32, 8))
         adam = partial(MaliciousAdam, lr=1e-3, gamma=strength)
-        return PassiveParty(features, model, adam, device="cpu")
+        return PassiveParty(features, model, device="cpu", optimizer=adam)
 
     top = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     labels = torch.tensor(data.target)
@@ -163,14 +164,13 @@ def train(
         CrossEntropy(top),
         device="cpu",
         trust_server=True,
-        defenses=build_defense,
+        build_defense=build_defense,
     )
     strategy = VerticalStrategy(
         batch_size=65,
         evaluate_every=0,
         progress=False,
-        placement=placement,
-        transforms=geno if isinstance(geno, str) else [geno],
+        defense=Defense(geno if isinstance(geno, str) else [geno], at=placement),
     )
     parties = [label, party(columns[:, ::2], 0.0), party(columns[:, 1::2], gamma)]
     with in_process(parties) as grid:
@@ -178,7 +178,7 @@ def train(
 
 
 def last(result: Result, metric: str) -> list[float]:
-    series: dict[str, Any] = result.series  # type: ignore[attr-defined]
+    series: dict[str, Any] = series_of(result)  # type: ignore[attr-defined]
     return [series[f"{metric}/passive-{n}"]["values"][-1] for n in (1, 2)]
 
 
@@ -205,7 +205,7 @@ def test_an_active_party_is_suspected(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_suspect_can_be_excluded() -> None:
     result = train(Geno(exclude=True), gamma=25.0)
     assert last(result, "withheld") == [0.0, 1.0]
-    series: dict[str, Any] = result.series  # type: ignore[attr-defined]
+    series: dict[str, Any] = series_of(result)  # type: ignore[attr-defined]
     withheld = series["withheld/passive-2"]["values"]
     first = withheld.index(1.0)
     assert first == 7 + MEASUREMENTS - 1  # a first epoch of seven steps, from 0
@@ -217,7 +217,7 @@ def test_strategy_and_label_party_see_the_same() -> None:
     here = train(Geno(), gamma=5.0, epochs=10)
     there = train("geno", gamma=5.0, placement="label", epochs=10)
     for party in ("passive-1", "passive-2"):
-        one, other = (r.series[f"response/{party}"] for r in (here, there))  # type: ignore[attr-defined]
+        one, other = (series_of(r)[f"response/{party}"] for r in (here, there))  # type: ignore[attr-defined]
         assert one["steps"] == other["steps"]
         assert one["values"] == pytest.approx(other["values"])
 
@@ -228,7 +228,7 @@ def test_it_looks_only_where_it_is_asked_to() -> None:
     assert sees_embeddings(Compose([build_defense("max-norm"), Geno()]))
     assert not sees_embeddings(build_defense("max-norm"))
     result = train(Geno(response=None), gamma=25.0, epochs=10)
-    assert "suspected/passive-1" not in result.series  # type: ignore[attr-defined]
+    assert "suspected/passive-1" not in series_of(result)  # type: ignore[attr-defined]
 
 
 def test_without_embeddings_it_looks_at_norms() -> None:

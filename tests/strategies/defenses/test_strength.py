@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_vfl.defender import Defender, Strengthened
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
 from flower_vfl.strategies import (
@@ -25,7 +24,13 @@ from flower_vfl.strategies import (
     build_defense,
     defense_spec,
 )
-from flower_vfl.transform import AUC_BOUND, Batch, GradientTransform
+from flower_vfl.transform import (
+    AUC_BOUND,
+    Batch,
+    Defender,
+    GradientTransform,
+    Strengthened,
+)
 
 ROWS = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
 LABELS = (torch.arange(400) % 3 == 0).float()
