@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.runtime.flower_engine import run_app
+from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[1] / "simulations" / "label_leakage"
 STEPS, ROWS = 20, 72  # 1,437 training rows make 20 batches of 72

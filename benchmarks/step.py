@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.simulations.runtime.flower_engine import run_app
+from flower_vfl.simulations.runtime.flower_runtime import run_app
 from flower_vfl.strategies import VerticalStrategy
 
 APP = Path(__file__).parent / "step_app"

@@ -1,4 +1,4 @@
-"""Rows that parties of a simulation do not hold, as in the experiments of FLORIST."""
+"""Rows that simulated parties lack, as in the experiments of FLORIST."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from flower_vfl.strategies.alignment import NONE
 def absent_rows(
     config: RunConfig, codes: NDArray[np.int8], index: int
 ) -> NDArray[np.bool_] | None:
-    """Return which rows a party lacks; None if it lacks none.
+    """Return which training rows a party lacks; None if it lacks none.
 
-    Training rows only: all parties hold all others. Parties lack rows independently of
-    each other, so that there are rows that nobody holds.
+    Parties lack rows independently of each other, so some rows belong to no party.
     """
     share = config.absent_features if index else config.absent_labels
     if not share:
         return None
     training = np.flatnonzero(codes == TRAIN)
     stream = np.random.default_rng(derive_seed(config.seed, "absent", index))
-    # In one order for all shares, so that a larger share adds to a smaller one.
+    # One permutation for all shares: a larger share contains a smaller one.
     chosen = stream.permutation(training)[: round(share * len(training))]
     absent = np.zeros(len(codes), dtype=bool)
     absent[chosen] = True
@@ -35,7 +34,7 @@ def absent_rows(
 
 
 def place(config: RunConfig, party: Party, absent: NDArray[np.bool_] | None) -> None:
-    """Put a party on all rows, of which it does not hold some."""
+    """Give a party all rows of the run, marking those that it lacks."""
     if not config.absent_features and not config.absent_labels:
         return
     if config.alignment != NONE:  # the alignment places the party

@@ -1,4 +1,4 @@
-"""Where dataset files are, and whether they are what they should be."""
+"""Find, fetch and verify dataset files."""
 
 from __future__ import annotations
 
@@ -40,14 +40,19 @@ def data_folders(data_dir: Path | None = None) -> list[Path]:
     Parameters
     ----------
     data_dir : Path | None (default: None)
-        A folder to search first. None: the folder that the environment variable
-        ``FLOWER_VFL_DATA`` names, or else ``../shared/data`` as seen from the current
-        folder and from the checkout of this project.
+        A folder to search first. None uses the environment variable
+        ``FLOWER_VFL_DATA``, or else ``../shared/data`` relative to the current folder
+        and to the clone of this project.
 
     Returns
     -------
     list[Path]
-        Existing or not; the cache folder comes last.
+        The folders, existing or not; the cache folder comes last.
+
+    Examples
+    --------
+    >>> data_folders(Path("."))[0]
+    PosixPath('.')
     """
     named = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
     if named:
@@ -62,7 +67,7 @@ def data_folders(data_dir: Path | None = None) -> list[Path]:
 
 
 def locate(file: DataFile, data_dir: Path | None = None) -> Path | None:
-    """Return the verified path of a dataset file, fetching it if that is allowed."""
+    """Return the verified path of a dataset file; fetch it if that is allowed."""
     folders = data_folders(data_dir)
     for folder in folders:
         path = folder / file.name
@@ -72,27 +77,23 @@ def locate(file: DataFile, data_dir: Path | None = None) -> Path | None:
     if file.bundled:
         return None
     if file.fetch is None:
-        places = " or ".join(f"'{folder}'" for folder in folders)
+        searched = " or ".join(f"'{folder}'" for folder in folders)
         raise ConfigError(
             f"the dataset file '{file.name}' is missing and may not be downloaded "
-            f"automatically; put it (sha256 {file.sha256}) into {places}, or name its "
-            f"folder in the environment variable {ENVIRONMENT_VARIABLE}"
+            f"automatically; put it (sha256 {file.sha256}) into {searched}, or set the "
+            f"environment variable {ENVIRONMENT_VARIABLE} to its folder"
         )
     return _fetch(file, file.fetch)
 
 
 def verify(path: Path, sha256: str) -> None:
-    """Refuse a file whose checksum is not the expected one.
-
-    A file that was fetched by this package is compared with the checksum that was
-    written beside it.
-    """
+    """Refuse a file whose checksum differs from the expected or the fetched one."""
     status = path.stat()
     found = _checksum(path, status.st_mtime_ns, status.st_size)
-    beside = _beside(path)
+    stored = _checksum_file(path)
     expected = sha256
-    if beside.is_file() and path.parent == cache_folder():
-        expected = beside.read_text(encoding="ascii").strip()
+    if stored.is_file() and path.parent == cache_folder():
+        expected = stored.read_text(encoding="ascii").strip()
     if found not in (sha256, expected):
         raise ConfigError(
             f"the dataset file '{path}' is damaged or another version: its sha256 is "
@@ -102,17 +103,17 @@ def verify(path: Path, sha256: str) -> None:
 
 @lru_cache(maxsize=64)
 def _checksum(path: Path, changed: int, size: int) -> str:
-    """Return the SHA-256 of a file; time and size make the cache notice a change."""
+    """Return the SHA-256 of a file; time and size invalidate the cache."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _beside(path: Path) -> Path:
+def _checksum_file(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
 def _fetch(file: DataFile, fetch: Callable[[Path], pd.DataFrame]) -> Path:
-    """Get a table from a public place and keep it, with its checksum, in the cache."""
+    """Download a table and store it, with its checksum, in the cache folder."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -125,12 +126,12 @@ def _fetch(file: DataFile, fetch: Callable[[Path], pd.DataFrame]) -> Path:
         ) from error
     path = folder / file.name
     draft = folder / f".{os.getpid()}-{file.name}"
-    # The same bytes for the same table: processes that fetch at once do not clash.
+    # Equal tables give equal bytes, so processes that fetch at once do not clash.
     frame.to_csv(draft, index=False, compression={"method": "gzip", "mtime": 0})
     status = draft.stat()
     checksum = _checksum(draft, status.st_mtime_ns, status.st_size)
     note = folder / f".{os.getpid()}-{file.name}.sha256"
     note.write_text(checksum + "\n", encoding="ascii")
-    note.replace(_beside(path))
+    note.replace(_checksum_file(path))
     draft.replace(path)
     return path

@@ -1,4 +1,4 @@
-"""Openly licensed datasets from OpenML, brought into the coding of the known files."""
+"""Openly licensed datasets from OpenML, converted to the layout of the known files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+from sklearn import datasets
 
 from flower_vfl.errors import ConfigError
 
@@ -46,9 +47,6 @@ class OpenMLTable:
 
     def __call__(self, folder: Path) -> pd.DataFrame:
         """Download the table and check it."""
-        # scikit-learn takes a second to import and is seldom needed here.
-        from sklearn import datasets
-
         place = f"OpenML (data id {self.data_id})"
         try:
             bunch = datasets.fetch_openml(

@@ -1,4 +1,4 @@
-"""Columns that a vertical partitioner of flwr-datasets has assigned."""
+"""Parties from the partitions of a vertical partitioner of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .types import PartyData
 
 
 class VerticalPartitioner(Protocol):
-    """What is used of ``flwr_datasets.partitioner.VerticalSizePartitioner``."""
+    """The interface of ``flwr_datasets.partitioner.VerticalSizePartitioner``."""
 
     @property
     def num_partitions(self) -> int:
@@ -32,13 +32,12 @@ def partitioned_columns(
     label_column: str,
     *,
     drop: Sequence[str] = (),
-    min_count: int = 2,
 ) -> list[PartyData]:
-    """Return the same list as ``vertical_split``, with a partitioner's columns.
+    """Prepare the partitions of a vertical partitioner, like ``vertical_split``.
 
     The partition with the label column becomes the label party, which comes first and
-    keeps its other columns as features; the rest are the passive parties, in order.
-    The label is taken out of the features.
+    keeps its other columns as features. The others become the passive parties, in
+    order.
 
     Parameters
     ----------
@@ -51,8 +50,18 @@ def partitioned_columns(
         The label; no passive party may have it.
     drop : Sequence[str] (default: ())
         Columns that are not features, such as an id.
-    min_count : int (default: 2)
-        See :func:`prepare_table`.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> columns = [pd.DataFrame({"age": [20, 40]}), pd.DataFrame({"y": [0, 1]})]
+    >>> class Partitioner:
+    ...     num_partitions = 2
+    ...     def load_partition(self, number):
+    ...         return SimpleNamespace(to_pandas=lambda: columns[number])
+    >>> codes = np.zeros(2, dtype=np.int8)
+    >>> [party.columns for party in partitioned_columns(Partitioner(), codes, "y")]
+    [(), ('age',)]
     """
     frames: list[pd.DataFrame] = []
     holders: list[int] = []
@@ -68,8 +77,8 @@ def partitioned_columns(
         frames.append(frame)
     if len(holders) > 1:
         raise ConfigError(
-            f"the label column '{label_column}' is in partitions {holders}: every "
-            "party would know the labels; give active_party_columns to one partition"
+            f"the label column '{label_column}' is in partitions {holders}, which "
+            "would all know the labels; give active_party_columns to one partition"
         )
     if not holders:
         raise ConfigError(
@@ -83,8 +92,6 @@ def partitioned_columns(
         if part.shape[1] == 0:
             raise ConfigError(f"partition {number} has no feature column")
     return [
-        prepare_table(part, codes, min_count=min_count)
-        if part.shape[1]
-        else PartyData((), None, ())
+        prepare_table(part, codes) if part.shape[1] else PartyData((), None, ())
         for part in parts
     ]

@@ -1,4 +1,4 @@
-"""A party's own file: its ids, its features and, at the label party, its labels."""
+"""A party's file: ids, features and, at the label party, labels."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class PartyFile(NamedTuple):
         The feature columns.
     labels : NDArray[Any] | None
         The labels as they are in the file; None without a label column.
+
+    Examples
+    --------
+    >>> PartyFile(np.array([7]), pd.DataFrame({"age": [40]}), None).labels is None
+    True
     """
 
     ids: NDArray[Any]
@@ -38,7 +43,7 @@ class PartyFile(NamedTuple):
 
 
 class TaskLabels(NamedTuple):
-    """Labels in the coding that models are trained with.
+    """Labels encoded for training.
 
     Parameters
     ----------
@@ -48,6 +53,11 @@ class TaskLabels(NamedTuple):
         The label that each class had; empty for a regression.
     labels : NDArray[Any]
         ``int64`` classes from 0, or ``float32`` values.
+
+    Examples
+    --------
+    >>> infer_task(["no", "yes"]).classes
+    ('no', 'yes')
     """
 
     task: Task
@@ -73,6 +83,15 @@ def read_party_file(
         Column of the labels; None at a passive party.
     drop : Sequence[str] (default: ())
         Columns that are not features.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "shop.csv"
+    ...     pd.DataFrame({"id": [7, 3], "spent": [1.5, 2.5]}).to_csv(file)
+    ...     read_party_file(file, "id").ids
+    array([7, 3])
     """
     path = Path(path)
     frame = _read(path, id_column)
@@ -106,10 +125,10 @@ def read_party_file(
 
 
 def _read(path: Path, id_column: str) -> pd.DataFrame:
-    """Return the table of a file, with the ids of a CSV file as they are written."""
+    """Read a file; the ids of a CSV file stay as they are written."""
     if not path.name.lower().endswith(_SUFFIXES):
         raise ConfigError(
-            f"'{path}' is of an unknown kind; save it as {', '.join(_SUFFIXES)}"
+            f"'{path}' has an unknown format; save it as {', '.join(_SUFFIXES)}"
         )
     if not path.is_file():
         raise ConfigError(f"there is no file '{path}'; check the path")
@@ -140,7 +159,7 @@ def _read_csv(path: Path, id_column: str) -> pd.DataFrame:
 
 
 def _read_ids(path: Path, column: pd.Series[Any]) -> NDArray[Any]:
-    """Return ids that are present, each of them once."""
+    """Return the ids; refuse missing and repeated ones."""
     missing = int((column.isna() | (column.astype(str).str.strip() == "")).sum())
     if missing:
         raise ConfigError(
@@ -163,15 +182,20 @@ def _read_ids(path: Path, column: pd.Series[Any]) -> NDArray[Any]:
 
 
 def order_by_ids(rows: PartyFile) -> PartyFile:
-    """Return the rows in the order of their ids.
+    """Return the rows sorted by id, so that parties with equal ids agree on the order.
 
-    Parties whose ids are the same then have the same row order: numbers are sorted by
-    value, text by code point.
+    Numbers are sorted by value, text by code point.
 
     Parameters
     ----------
     rows : PartyFile
         What :func:`read_party_file` returned.
+
+    Examples
+    --------
+    >>> rows = PartyFile(np.array([7, 3]), pd.DataFrame({"age": [40, 20]}), None)
+    >>> order_by_ids(rows).features["age"].tolist()
+    [20, 40]
     """
     order = np.argsort(rows.ids, kind="stable")
     return PartyFile(
@@ -182,18 +206,23 @@ def order_by_ids(rows: PartyFile) -> PartyFile:
 
 
 def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
-    """Return what kind of task labels make, and the labels in its coding.
+    """Infer the task from labels, and encode them for it.
 
-    Two different values are a binary task; text and booleans, or up to 20 different
-    whole numbers, a multiclass task; other numbers a regression. Classes are numbered
-    in sorted order.
+    Two different values make a binary task. Text, booleans and up to 20 different
+    whole numbers make a multiclass task. Other numbers make a regression. Classes are
+    numbered in sorted order.
 
     Parameters
     ----------
     labels : ArrayLike
         One label for each row.
     task : Task | None (default: None)
-        The task, where it is known better.
+        The task, if it should not be inferred.
+
+    Examples
+    --------
+    >>> infer_task(["b", "c", "a"])
+    TaskLabels(task='multiclass', classes=('a', 'b', 'c'), labels=array([1, 2, 0]))
     """
     if task not in (None, "binary", "multiclass", "regression"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""From a dataset file to a :class:`Dataset`."""
+"""Readers that turn a dataset file into a :class:`Dataset`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from .types import Dataset, Pictures, Task
 
-Bundle = Callable[[], pd.DataFrame]
-
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads a table; called with the dataset's name, its file and the target."""
+    """Reads a table from a CSV file, or from scikit-learn if there is no file."""
 
     label: str
     task: Task = "binary"
@@ -27,7 +25,7 @@ class TableReader:
     test: str | None = None
     categorical: tuple[str, ...] = ()
     log_columns: tuple[str, ...] = ()
-    bundled: Bundle | None = None
+    bundled: Callable[..., Any] | None = None  # of sklearn.datasets
 
     def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
         """Return the dataset."""
@@ -48,9 +46,9 @@ class TableReader:
 
     def _read(self, path: Path | None) -> pd.DataFrame:
         if path is None:
-            if self.bundled is None:
-                raise FileNotFoundError(self.label)
-            return self.bundled()
+            assert self.bundled is not None  # otherwise the file was required
+            frame: pd.DataFrame = self.bundled(as_frame=True).frame
+            return frame
         numbers = {self.label, self.test}
         columns = [str(c) for c in pd.read_csv(path, nrows=0).columns]
         codes = columns if self.categorical == ("*",) else self.categorical
@@ -67,30 +65,6 @@ def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
     return values.to_numpy(dtype=str)
 
 
-def breast_cancer() -> pd.DataFrame:
-    """Return scikit-learn's breast cancer table (1 is benign)."""
-    from sklearn import datasets
-
-    frame: pd.DataFrame = datasets.load_breast_cancer(as_frame=True).frame
-    return frame
-
-
-def diabetes(scaled: bool) -> pd.DataFrame:
-    """Return scikit-learn's diabetes table."""
-    from sklearn import datasets
-
-    frame: pd.DataFrame = datasets.load_diabetes(as_frame=True, scaled=scaled).frame
-    return frame
-
-
-def digits() -> pd.DataFrame:
-    """Return scikit-learn's 8x8 digits as 64 pixel columns, row by row."""
-    from sklearn import datasets
-
-    frame: pd.DataFrame = datasets.load_digits(as_frame=True).frame
-    return frame
-
-
 @dataclass(frozen=True)
 class TextReader:
     """Reads a table with one text column."""
@@ -100,9 +74,9 @@ class TextReader:
     classes: tuple[str, ...]
     first: int = 0
 
-    def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
+    def __call__(self, name: str, path: Path, target: str | None) -> Dataset:
         """Return the dataset."""
-        frame = pd.read_csv(_needed(path), keep_default_na=False)
+        frame = pd.read_csv(path, keep_default_na=False)
         return Dataset(
             name=name,
             task="binary" if len(self.classes) == 2 else "multiclass",
@@ -114,9 +88,9 @@ class TextReader:
         )
 
 
-def read_imdb(name: str, path: Path | None, target: str | None) -> Dataset:
+def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
     """Return IMDB reviews as one 0/1 column for each of the 500 commonest words."""
-    with np.load(_needed(path)) as stored:
+    with np.load(path) as stored:
         words = [str(word) for word in stored["vocab"]]
         bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
         return Dataset(
@@ -131,9 +105,9 @@ def read_imdb(name: str, path: Path | None, target: str | None) -> Dataset:
         )
 
 
-def read_ham10000(name: str, path: Path | None, target: str | None) -> Dataset:
+def read_ham10000(name: str, path: Path, target: str | None) -> Dataset:
     """Return HAM10000's images of skin lesions, grouped by lesion."""
-    with np.load(_needed(path)) as stored:
+    with np.load(path) as stored:
         diagnosis = target == "dx"
         names = tuple(str(value) for value in stored["dx_names"])
         return Dataset(
@@ -147,9 +121,9 @@ def read_ham10000(name: str, path: Path | None, target: str | None) -> Dataset:
         )
 
 
-def read_bhi(name: str, path: Path | None, target: str | None) -> Dataset:
+def read_bhi(name: str, path: Path, target: str | None) -> Dataset:
     """Return patches of breast tissue, grouped by patient."""
-    with np.load(_needed(path)) as stored:
+    with np.load(path) as stored:
         return Dataset(
             name=name,
             task="binary",
@@ -161,9 +135,9 @@ def read_bhi(name: str, path: Path | None, target: str | None) -> Dataset:
         )
 
 
-def read_cifar10(name: str, path: Path | None, target: str | None) -> Dataset:
+def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
     """Return the CIFAR-10 subset, training rows before test rows."""
-    with np.load(_needed(path)) as stored:
+    with np.load(path) as stored:
         labels = np.concatenate([stored["y_train"], stored["y_test"]])
         pixels = np.concatenate([stored["x_train"], stored["x_test"]])
         return Dataset(
@@ -182,9 +156,3 @@ def _jpegs(
 ) -> Pictures:
     spans = np.stack([offset[:-1], offset[1:]], axis=1)
     return Pictures(shape, blob=blob, spans=spans)
-
-
-def _needed(path: Path | None) -> Path:
-    if path is None:
-        raise FileNotFoundError("this dataset is only available as a file")
-    return path

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from sklearn import datasets as bundled
 
 from flower_vfl.errors import ConfigError, unknown_name
 
@@ -16,7 +18,7 @@ from .files import DataFile, locate
 from .readers import TableReader, TextReader
 from .types import Dataset
 
-Reader = Callable[[str, Path | None, str | None], Dataset]
+Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,23 @@ _GIVE_ME_SOME_CREDIT_TAILS = (
 )
 _CRITEO_CODES = tuple(f"C{i}" for i in range(1, 27))
 _BREAST_CANCER = TableReader(
-    "target", classes=("malignant", "benign"), bundled=readers.breast_cancer
+    "target", classes=("malignant", "benign"), bundled=bundled.load_breast_cancer
 )
 
-# The bundled sets need no file. "wdbc" is the same table as "breast-cancer", and
-# "diabetes-raw" is "diabetes" in its own units: both are read from their file where
-# it is present, and from scikit-learn's equal copy where it is not.
+# Bundled datasets need no file. "wdbc" is the same table as "breast-cancer", and
+# "diabetes-raw" is "diabetes" in its original units: both are read from their file if
+# it exists, else from scikit-learn's equal copy.
 SOURCES: dict[str, Source] = {
     "breast-cancer": Source(_BREAST_CANCER),
     "diabetes": Source(
-        TableReader(
-            "target", task="regression", bundled=partial(readers.diabetes, scaled=True)
-        )
+        TableReader("target", task="regression", bundled=bundled.load_diabetes)
     ),
     "digits": Source(
         TableReader(
             "target",
             task="multiclass",
             classes=tuple("0123456789"),
-            bundled=readers.digits,
+            bundled=bundled.load_digits,
         )
     ),
     "spambase": Source(
@@ -91,7 +91,9 @@ SOURCES: dict[str, Source] = {
     ),
     "diabetes-raw": Source(
         TableReader(
-            "target", task="regression", bundled=partial(readers.diabetes, scaled=False)
+            "target",
+            task="regression",
+            bundled=partial(bundled.load_diabetes, scaled=False),
         ),
         DataFile(
             "diabetes_sklearn.csv.gz",
@@ -205,7 +207,13 @@ SOURCES: dict[str, Source] = {
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Return the names that :func:`load_dataset` takes."""
+    """Return the names that :func:`load_dataset` takes.
+
+    Examples
+    --------
+    >>> dataset_names()[:3]
+    ('breast-cancer', 'diabetes', 'digits')
+    """
     return tuple(SOURCES)
 
 
@@ -216,27 +224,32 @@ def load_dataset(
     target: str | None = None,
     limit: int | None = None,
 ) -> Dataset:
-    """Return a dataset; the same object for the same arguments in one process.
+    """Load a dataset; equal arguments give the same object within a process.
 
     Parameters
     ----------
     name : str
         One of :func:`dataset_names`.
     data_dir : Path | None (default: None)
-        Folder of the dataset files; None for the folders of :func:`data_folders`.
+        Folder of the dataset files; None searches :func:`data_folders`.
     target : str | None (default: None)
-        What is predicted, where a dataset has several targets: ``"melanoma"`` (the
-        default) or ``"dx"`` for ``ham10000``.
+        The target of a dataset with several: ``"melanoma"`` (the default) or ``"dx"``
+        for ``ham10000``.
     limit : int | None (default: None)
-        Number of rows to keep; None for all. Files are often sorted by label, so the
-        rows are drawn at random, always the same, and kept in the order of the file.
-        A smaller limit keeps a part of the rows of a larger one.
+        Number of rows to keep; None keeps all. Files are often sorted by label, so
+        the rows are drawn at random with a fixed seed and kept in file order. A
+        smaller limit keeps a subset of the rows of a larger one.
+
+    Examples
+    --------
+    >>> len(load_dataset("digits", limit=100))
+    100
     """
     if name not in SOURCES:
         raise unknown_name("dataset", name, SOURCES)
     source = SOURCES[name]
     if target is not None and target not in source.targets:
-        choice = ", ".join(source.targets) or "none to choose from, leave it out"
+        choice = ", ".join(source.targets) or "none, leave it out"
         raise ConfigError(
             f"dataset '{name}' has no target '{target}'; its targets: {choice}"
         )

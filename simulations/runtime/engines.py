@@ -1,4 +1,4 @@
-"""What a run runs on: this process, or Flower's runtimes."""
+"""Engines that execute a run: this process, or Flower's runtimes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,23 @@ from .memory import MemoryWatch
 
 
 def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
-    """Run in this process and return the result document."""
+    """Run in this process and return the result document.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings of the run.
+    verbose : bool
+        Whether to show Flower's log.
+    bar : bool
+        Whether to show a progress bar on a terminal.
+
+    Examples
+    --------
+    >>> config = RunConfig(epochs=1, batch_size=128)
+    >>> run_in_process(config, verbose=False, bar=False)["engine"]
+    'in-process'
+    """
     set_log(verbose)
     nodes = config.parties + 1
     progress = None if bar else False
@@ -39,14 +55,14 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
 
 
 def set_log(verbose: bool) -> None:
-    """Keep Flower's log back: what matters of an error is printed at the end."""
+    """Show Flower's log or silence it; errors are printed at the end anyway."""
     level = logging.INFO if verbose else logging.CRITICAL
     logging.getLogger("flwr").setLevel(level)
 
 
 def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
     """Run as Flower clients under ``flwr run`` and return the result document."""
-    from .flower_engine import run_app
+    from .flower_runtime import run_app
 
     console = Console(stderr=True, highlight=False, markup=False)
     status = console.status("starting Flower and Ray, which takes about 15 s")
@@ -79,9 +95,9 @@ ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
 def run_and_attack(
     config: RunConfig, engine: str, verbose: bool = False, bar: bool = False
 ) -> dict[str, Any]:
-    """Run, then have the trained parties complete their models where that is asked for."""
+    """Run, then run the model-completion attacks that the settings ask for."""
     check_capture(config, engine)
-    check_attacks(config)  # what is wrong with an attack is said before the training
+    check_attacks(config)  # before the training, which may take long
     completing = bool(completions_of(config))
     temporary = completing and not config.out
     with tempfile.TemporaryDirectory() if temporary else nullcontext("") as folder:

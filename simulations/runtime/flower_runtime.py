@@ -1,7 +1,22 @@
-"""The processes of one private Flower runtime: servers, commands and their children."""
+"""Run a Flower app with ``flwr run`` on a private SuperLink, and clean up afterwards.
+
+``flwr run`` on its own starts one SuperLink per machine on a fixed port and leaves it
+running. :func:`run_app` starts a SuperLink and a SuperExec on a free loopback port,
+submits the app with ``flwr run --stream``, asks ``flwr list`` how the run ended, and
+stops every process that it started:
+
+- ``FLWR_HOME`` is a private folder, so that neither the user's Flower configuration
+  nor another run is touched; ``RAY_TMPDIR`` and ``RAY_ADDRESS=local`` do this for Ray;
+- :class:`Runtime` starts the SuperExec itself, so its process id is known. The app
+  process, Ray and Ray's workers stay in its Unix session, even when their parent dies;
+- the SuperExec may not install dependencies: the app runs in the environment of the
+  caller and needs no network;
+- a :class:`~.process_reaper.ProcessReaper` ends the processes if the caller is killed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import queue
@@ -11,28 +26,160 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
+import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from flower_vfl.errors import VerticalError
+from flower_vfl.errors import ConfigError, VerticalError, unknown_name
 
-from .process_reaper import Watchman
+from .process_reaper import ProcessReaper
+
+ConfigValue = str | int | float | bool
 
 CONNECTION = "flower-vfl"  # name of the SuperLink in Flower's configuration
 LAST_LINES = 30  # lines of a log that an error repeats
-_POLL = 0.05  # seconds between two looks at a process or an address
-_SERVER_START = 60.0  # seconds that the SuperLink may take to answer
+_POLL = 0.05  # seconds between two checks of a process or an address
+_SERVER_START = 60.0  # seconds until the SuperLink must answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_OWNER = "# Written by flower-vfl for one run.\n"
+# Ray's sockets lie about 70 characters below its folder; a Unix socket's path has 103.
+_LONGEST_TEMPORARY_FOLDER = 20
+_FRAME = "╭╮╰╯─│ "
+
+
+def run_app(
+    app: Path,
+    *,
+    run_config: Mapping[str, ConfigValue],
+    nodes: int,
+    home: Path | None = None,
+    timeout: float | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Run a Flower app in Flower's simulation runtime and wait for its end."""
+    if os.name != "posix":
+        raise VerticalError(
+            "the Flower engine needs Linux or macOS; on Windows run it in WSL2, "
+            "or use the in-process engine"
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise VerticalError(
+            "the Flower engine needs Ray: pip install 'flower-vfl[sim]', "
+            "or use the in-process engine"
+        )
+    _check_settings(app, run_config)
+    federation = (
+        f"num-supernodes={nodes} client-resources-num-cpus=1 "
+        "client-resources-num-gpus=0.0"
+    )
+    deadline = Deadline(timeout)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_temporary_folder())
+        home = folder / "flwr" if home is None else home.resolve()
+        port = free_port()
+        _write_home(home, port, run_config)
+        runtime = stack.enter_context(Runtime(home, folder))
+        runtime.start_servers(port, deadline)
+        log: deque[str] = deque(maxlen=LAST_LINES)
+        command = ["flwr", "run", str(app.resolve()), CONNECTION, "--stream"]
+        command += ["--run-config", str(home / "run-config.toml")]
+        command += ["--federation-config", federation]
+        submit = runtime.start(command)
+        for line in runtime.lines(submit, deadline):
+            log.append(line)
+            if on_line is not None:
+                on_line(line)
+        if submit.wait() != 0:
+            raise VerticalError("flwr run refused the app:\n" + _unframed(log))
+        _check_outcome(runtime.list_runs(deadline), log)
+
+
+def _check_settings(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
+    """Refuse an unknown key by name; the SuperLink does not say which key it is."""
+    pyproject = app / "pyproject.toml"
+    if not pyproject.is_file():
+        raise ConfigError(f"{app} is not a Flower app: it has no pyproject.toml")
+    settings = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    for table in ("tool", "flwr", "app", "config"):
+        settings = settings.get(table, {})
+    known = set(_dotted_keys(settings))
+    for key in run_config:
+        if key not in known:
+            raise unknown_name(f"setting of the app '{app.name}'", key, known)
+
+
+def _dotted_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _dotted_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Return a folder whose path is short enough for Ray's sockets."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_TEMPORARY_FOLDER:
+        parent = "/tmp"
+    with tempfile.TemporaryDirectory(
+        prefix="vfl-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+def _write_home(home: Path, port: int, run_config: Mapping[str, ConfigValue]) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    connection = home / "config.toml"
+    if connection.exists() and not connection.read_text().startswith(_OWNER):
+        raise ConfigError(
+            f"{home} holds a Flower configuration that flower-vfl did not write; "
+            "give an empty folder"
+        )
+    connection.write_text(
+        f'{_OWNER}[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    settings = [f"{_toml(key)} = {_toml(value)}\n" for key, value in run_config.items()]
+    (home / "run-config.toml").write_text("".join(settings), encoding="utf-8")
+
+
+def _toml(value: ConfigValue) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):  # a JSON string is a TOML string, but for one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(float(value)) if isinstance(value, float) else str(int(value))
+
+
+def _check_outcome(runs: list[dict[str, Any]], log: Sequence[str]) -> None:
+    if len(runs) != 1:
+        raise VerticalError(f"expected one run on the SuperLink, found {len(runs)}")
+    status = runs[0]["status"]
+    if status != "finished:completed":
+        details = plain(runs[0]["status-details"])
+        if "heartbeat" in details:
+            details += " (its process was killed; did the machine run out of memory?)"
+        raise VerticalError(
+            f"the Flower run is {status}: {details}\n"
+            "The last lines of its log:\n" + "\n".join(log)
+        )
+
+
+def _unframed(lines: Sequence[str]) -> str:
+    return "\n".join(filter(None, (line.strip(_FRAME) for line in lines)))
 
 
 class Deadline:
-    """The time by which a run must have ended, if there is one."""
+    """The time by which a run must have ended, if any."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -50,22 +197,22 @@ class Deadline:
             raise self.error()
 
     def error(self) -> VerticalError:
-        """Return the error that says so."""
+        """Return the error for a run that took too long."""
         return VerticalError(
             f"the Flower run did not end within {self._timeout} s and was stopped; "
-            "give it more time, or look at its log for what it waits for"
+            "raise the timeout, or see its log for what it waits for"
         )
 
 
 class Runtime:
-    """The processes of one run: the servers, the commands, and all their children."""
+    """The processes of one run: servers, commands, and all their children."""
 
     def __init__(self, home: Path, folder: Path) -> None:
         self._home = home
         self._environment = _environment(home, folder)
         self._processes: list[subprocess.Popen[str]] = []
         self._servers: dict[str, subprocess.Popen[str]] = {}
-        self._watchman = Watchman(folder)
+        self._reaper = ProcessReaper(folder)
 
     def __enter__(self) -> Runtime:
         return self
@@ -79,7 +226,7 @@ class Runtime:
         output: IO[str] | int = subprocess.PIPE,
         errors: int = subprocess.STDOUT,
     ) -> subprocess.Popen[str]:
-        """Start one of Flower's commands as the leader of a session of its own."""
+        """Start one of Flower's commands as the leader of a new Unix session."""
         path = shutil.which(command[0], path=self._environment["PATH"])
         if path is None:
             raise VerticalError(
@@ -97,12 +244,12 @@ class Runtime:
             errors="replace",
             start_new_session=True,
         )
-        self._watchman.watch(process.pid)
+        self._reaper.watch(process.pid)
         self._processes.append(process)
         return process
 
     def start_servers(self, port: int, deadline: Deadline) -> None:
-        """Start SuperLink and SuperExec together and wait until the first answers."""
+        """Start the SuperLink and a SuperExec; wait until the SuperLink answers."""
         # Without TLS, because nothing leaves the loopback device.
         servers = {
             "flower-superlink": "--insecure --simulation --isolation process "
@@ -136,7 +283,7 @@ class Runtime:
     def lines(
         self, command: subprocess.Popen[str], deadline: Deadline
     ) -> Iterator[str]:
-        """Yield what a command prints; raise if a server ends, or at the deadline."""
+        """Yield a command's output; raise if a server ends or the deadline passes."""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def read() -> None:
@@ -158,7 +305,7 @@ class Runtime:
             deadline.check()
 
     def list_runs(self, deadline: Deadline) -> list[dict[str, Any]]:
-        """Return what the SuperLink says about its runs."""
+        """Return the SuperLink's list of runs."""
         command = ["flwr", "list", CONNECTION, "--format", "json"]
         process = self.start(command, errors=subprocess.PIPE)
         try:
@@ -168,13 +315,13 @@ class Runtime:
             raise deadline.error() from None
         except (ValueError, KeyError, TypeError) as error:
             raise VerticalError(
-                f"flwr list did not say how the run ended:\n{answer}{complaint}"
+                f"flwr list did not report how the run ended:\n{answer}{complaint}"
             ) from error
         return runs
 
     def stop(self) -> None:
-        """End every process of the run; return when none is left."""
-        left = self._watchman.end()
+        """End every process of the run and wait until none is left."""
+        left = self._reaper.end()
         for process in self._processes:
             process.poll()
             for pipe in (process.stdout, process.stderr):
@@ -191,12 +338,12 @@ class Runtime:
 
 
 def plain(text: str) -> str:
-    """Return a text without the codes that colour a terminal."""
+    """Return a text without terminal colour codes."""
     return _COLOUR.sub("", text)
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody uses."""
+    """Return a free loopback port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -213,7 +360,7 @@ def _answers(port: int) -> bool:
 
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
-    """Return the environment that keeps a runtime to itself."""
+    """Return environment variables that isolate a runtime."""
     env = dict(os.environ)
     scripts = sysconfig.get_path("scripts")
     env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])

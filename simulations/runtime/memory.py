@@ -1,4 +1,4 @@
-"""Memory of this process and of all that it started."""
+"""Memory of this process and of its descendants."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from types import TracebackType
 
 from flower_vfl.errors import ConfigError
 
-_EVERY = 0.25  # seconds between two looks
+_EVERY = 0.25  # seconds between two samples
 
 
 def can_watch_memory() -> bool:
-    """Return whether psutil is there, which looks at processes."""
+    """Return whether psutil is installed."""
     return importlib.util.find_spec("psutil") is not None
 
 
 class MemoryWatch:
-    """Keeps the largest memory that this process and its descendants had together.
+    """Samples the memory of this process and its descendants and keeps the peak.
 
     Memory that processes share, such as libraries, does not count.
     """
@@ -27,10 +27,10 @@ class MemoryWatch:
             raise ConfigError("memory is measured with psutil: pip install psutil")
         self.peak = 0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> MemoryWatch:
-        """Begin to look."""
+        """Start sampling."""
         self._thread.start()
         return self
 
@@ -40,11 +40,11 @@ class MemoryWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Look for the last time."""
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         import psutil  # type: ignore[import-untyped]  # it is optional
 
         own = psutil.Process()
@@ -54,7 +54,7 @@ class MemoryWatch:
                 try:
                     total += process.memory_full_info().uss
                 except psutil.Error:
-                    continue  # it ended between the two looks
+                    continue  # it has just ended
             self.peak = max(self.peak, total)
             if self._done.wait(_EVERY):
                 return

@@ -1,12 +1,11 @@
-"""End every process of some Unix sessions, also if the process that began them died.
+"""End every process of some Unix sessions, even if the process that started them died.
 
-A process stays in the session of its ancestors unless it asks for another, so a session
-holds the children of children whose parents have gone, which a process tree does not.
+A process stays in the session of its ancestors unless it starts a new one. A session
+therefore includes orphans, which a process tree does not.
 
-This file is also a program, the watchman. It is told on its standard input which
-sessions there are, one number per line. When that input ends, for whatever reason, it
-ends the sessions and deletes the folder that it was given. It needs nothing but the
-standard library and runs without the caller's packages.
+This file is also a program. It reads session ids from its standard input, one per line.
+When the input ends, for whatever reason, it ends these sessions and deletes the folder
+given as its argument. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-GRACE = 2.0  # seconds between asking a process to end and ending it
-_POLL = 0.02  # seconds between two looks at the processes
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+_POLL = 0.02  # seconds between two checks of the processes
 
 
-class Watchman:
-    """A process that ends sessions, at the latest when the calling process ends."""
+class ProcessReaper:
+    """A process that ends sessions when told to, or when the calling process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._sessions: set[int] = set()
@@ -38,7 +37,7 @@ class Watchman:
         )
 
     def watch(self, session: int) -> None:
-        """Add a session, named by the process that leads it."""
+        """Add a session, given by the id of its leader."""
         self._sessions.add(session)
         if self._process.stdin is not None:
             self._process.stdin.write(f"{session}\n")
@@ -48,11 +47,11 @@ class Watchman:
         """End the sessions and return the processes that could not be ended."""
         with suppress(subprocess.TimeoutExpired, BrokenPipeError):
             self._process.communicate(timeout=4 * GRACE)
-        return end_sessions(self._sessions)  # in case somebody killed the watchman
+        return end_sessions(self._sessions)  # in case the reaper was killed
 
 
 def end_sessions(sessions: Iterable[int], grace: float = GRACE) -> set[int]:
-    """End the processes of some sessions, first politely."""
+    """End sessions with SIGTERM, then SIGKILL; return the processes left."""
     sessions = set(sessions)
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         for pid in session_members(sessions):
@@ -67,7 +66,7 @@ def end_sessions(sessions: Iterable[int], grace: float = GRACE) -> set[int]:
 
 
 def session_members(sessions: set[int]) -> set[int]:
-    """Return the processes of some sessions, without those that only await reaping."""
+    """Return the processes of some sessions, without zombies."""
     members = set()
     for pid, state in _process_table():
         with suppress(ProcessLookupError, PermissionError):

@@ -12,7 +12,7 @@ import torch
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.runtime.flower_engine import run_app
+from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[2] / "simulations" / "label_leakage"
 PARTIES = ("label", "passive-1", "passive-2")

@@ -25,7 +25,7 @@ from flower_vfl.simulations.cli.align import _by_name
 from flower_vfl.simulations.cli.predict import predict_saved
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.nodes import aligning_at
-from flower_vfl.simulations.runtime.flower_engine import run_app
+from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[3] / "simulations" / "label_leakage"
 PARTIES = ("label", "passive-1", "passive-2")

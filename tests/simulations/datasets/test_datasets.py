@@ -203,7 +203,7 @@ def test_one_object_for_one_process() -> None:
 def test_names_targets_and_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"unknown dataset 'iris'; known: .*adult"):
         load_dataset("iris")
-    with pytest.raises(ConfigError, match="none to choose from"):
+    with pytest.raises(ConfigError, match="none, leave it out"):
         load_dataset("digits", target="odd")
     with pytest.raises(ConfigError, match="limit must be at least 1"):
         load_dataset("digits", limit=0)

@@ -235,7 +235,7 @@ def test_party_files_that_cannot_be_used(
 def test_missing_and_unknown_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file .*absent.csv"):
         read_party_file(tmp_path / "absent.csv", "id")
-    with pytest.raises(ConfigError, match=r"party.xlsx' is of an unknown kind.*\.csv"):
+    with pytest.raises(ConfigError, match=r"party.xlsx' has an unknown format.*\.csv"):
         read_party_file(tmp_path / "party.xlsx", "id")
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"not a table")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flower_vfl.simulations.runtime.process_reaper import (
-    Watchman,
+    ProcessReaper,
     end_sessions,
     session_members,
 )
@@ -72,26 +72,26 @@ def test_other_sessions_are_left_alone(tmp_path: Path) -> None:
     end_sessions({other_leader.pid})
 
 
-def test_the_watchman_ends_sessions_and_folder(tmp_path: Path) -> None:
+def test_the_reaper_ends_sessions_and_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    watchman = Watchman(folder)
+    reaper = ProcessReaper(folder)
     leader, orphan = orphan_maker(tmp_path)
-    watchman.watch(leader.pid)
-    assert watchman.end() == set()
+    reaper.watch(leader.pid)
+    assert reaper.end() == set()
     assert not alive(orphan)
     assert not folder.exists()
 
 
-def test_the_watchman_acts_when_its_caller_is_killed(tmp_path: Path) -> None:
+def test_the_reaper_acts_when_its_caller_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     leader, orphan = orphan_maker(tmp_path)
     script = (
         "import time\nfrom pathlib import Path\n"
-        "from flower_vfl.simulations.runtime.process_reaper import Watchman\n"
-        f"watchman = Watchman(Path({str(folder)!r}))\n"
-        f"watchman.watch({leader.pid})\nprint(flush=True)\ntime.sleep(300)\n"
+        "from flower_vfl.simulations.runtime.process_reaper import ProcessReaper\n"
+        f"reaper = ProcessReaper(Path({str(folder)!r}))\n"
+        f"reaper.watch({leader.pid})\nprint(flush=True)\ntime.sleep(300)\n"
     )
     caller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert caller.stdout is not None

@@ -7,13 +7,12 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flower_vfl.errors import ConfigError, VerticalError
-from flower_vfl.simulations.runtime import flower_engine
-from flower_vfl.simulations.runtime.flower_engine import run_app
+from flower_vfl.simulations.runtime import flower_runtime
+from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 PYPROJECT = """
 [project]
@@ -152,7 +151,6 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
         app,
         run_config={"result": str(result), "table.text": text},
         nodes=3,
-        ray_cpus=2,
         home=home,
         timeout=120,
         on_line=on_line,
@@ -224,7 +222,7 @@ def test_a_killed_caller_leaves_nothing(app: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     script = (
         "from pathlib import Path\n"
-        "from flower_vfl.simulations.runtime.flower_engine import run_app\n"
+        "from flower_vfl.simulations.runtime.flower_runtime import run_app\n"
         f"run_app(Path({str(app)!r}), run_config={{'fail': 'never end'}}, nodes=1,\n"
         f"        home=Path({str(home)!r}), on_line=lambda line: print(flush=True))\n"
     )
@@ -250,21 +248,6 @@ def test_a_folder_without_app_is_refused(tmp_path: Path) -> None:
         run_app(tmp_path, run_config={}, nodes=1)
 
 
-@pytest.mark.parametrize(
-    ("resources", "message"),
-    [
-        ({"nodes": 0}, "nodes"),
-        ({"nodes": 1, "client_cpus": 0.5}, "client_cpus"),
-        ({"nodes": 1, "client_cpus": 4, "ray_cpus": 2}, "does not fit"),
-    ],
-)
-def test_impossible_resources_are_refused(
-    app: Path, resources: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run_app(app, run_config={}, **resources)
-
-
 def test_a_users_flower_home_is_not_overwritten(app: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[superlink]\ndefault = "mine"\n')
@@ -281,7 +264,7 @@ def test_settings_survive_the_way_through_toml(tmp_path: Path) -> None:
         "real": 1e-7,
         "infinite": float("inf"),
     }
-    flower_engine._write_home(tmp_path, 1, settings)
+    flower_runtime._write_home(tmp_path, 1, settings)
     assert tomllib.loads((tmp_path / "run-config.toml").read_text()) == settings
 
 
@@ -289,7 +272,7 @@ def test_ray_gets_a_folder_with_a_short_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 20)))
-    with flower_engine._temporary_folder() as folder:
+    with flower_runtime._temporary_folder() as folder:
         session = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
         assert len(os.fsencode(folder / session)) <= 103
     assert not folder.exists()
