@@ -4,15 +4,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# In a clone, `strategies/` and `simulations/` lie beside this folder; the build puts
-# them inside it. Both layouts import as `flower_vfl.strategies`.
-_CLONE = Path(__file__).resolve().parent.parent
-if (
-    not (Path(__file__).parent / "strategies").exists()
-    and (_CLONE / "strategies" / "vertical.py").exists()
-):
-    __path__.append(str(_CLONE))
-
 from flower_vfl.errors import (
     ConfigError,
     PartyError,
@@ -21,6 +12,7 @@ from flower_vfl.errors import (
 )
 from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
+from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.client_app import vertical_client_app
@@ -34,6 +26,15 @@ if TYPE_CHECKING:
         defended_grid,
         defense_mod,
     )
+
+# In a clone, `strategies/` and `simulations/` lie beside this folder; the build puts
+# them inside it. Both layouts import as `flower_vfl.strategies`.
+_CLONE = Path(__file__).resolve().parent.parent
+if (
+    not (Path(__file__).parent / "strategies").exists()
+    and (_CLONE / "strategies" / "vertical.py").exists()
+):
+    __path__.append(str(_CLONE))
 
 # Loaded when first used: they import more than a party needs.
 _LAZY = {
@@ -50,6 +51,7 @@ __all__ = [
     "ConfigError",
     "CrossEntropy",
     "GradientTransform",
+    "Imputation",
     "InProcessGrid",
     "LabelParty",
     "Leakage",

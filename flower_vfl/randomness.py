@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -56,54 +55,45 @@ class RandomState:
     """A random state of torch that is in force inside a ``with`` block only.
 
     Dropout and weight initialisation draw from torch's global generators. Parties that
-    share a process would then disturb each other, and a run in one process would
-    differ from the same run on several nodes. Each party therefore swaps its own state
-    in while it computes and puts the former state back afterwards.
+    share a process would disturb each other, and a run in one process would differ from
+    the same run on several nodes. Each party therefore puts its own state in force
+    while it computes and restores the former state afterwards. `states` holds the CPU
+    state and, on a CUDA device, that of its generator.
     """
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
-        self._own: list[Tensor] = [torch.Generator().manual_seed(seed).get_state()]
+        self.states: list[Tensor] = [torch.Generator().manual_seed(seed).get_state()]
         if self._device is not None:
-            self._own.append(
-                torch.Generator(self._device).manual_seed(seed).get_state()
-            )
+            cuda = torch.Generator(self._device).manual_seed(seed)
+            self.states.append(cuda.get_state())
         self._outer: list[Tensor] = []
-
-    def _current(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        if self._device is not None:
-            states.append(torch.cuda.get_rng_state(self._device))
-        return states
-
-    def _install(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if self._device is not None and len(states) > 1:
-            torch.cuda.set_rng_state(states[1], self._device)
 
     def __enter__(self) -> RandomState:
         """Put this state in force."""
         _swapped.acquire()
-        self._outer = self._current()
-        self._install(self._own)
+        self._outer = [torch.get_rng_state()]
+        torch.set_rng_state(self.states[0])
+        if self._device is not None:
+            self._outer.append(torch.cuda.get_rng_state(self._device))
+            torch.cuda.set_rng_state(self.states[1], self._device)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Keep where this state has got to and put the former one back."""
-        self._own = self._current()
-        self._install(self._outer)
+    def __exit__(self, *error: object) -> None:
+        """Keep this state as it is now, and restore the former one."""
+        states = [torch.get_rng_state()]
+        torch.set_rng_state(self._outer[0])
+        if self._device is not None:
+            states.append(torch.cuda.get_rng_state(self._device))
+            torch.cuda.set_rng_state(self._outer[1], self._device)
+        self.states = states
         _swapped.release()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state as tensors."""
-        return {f"generator{i}": state for i, state in enumerate(self._own)}
+        return {f"generator{i}": state for i, state in enumerate(self.states)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a state that :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
         saved = [state[f"generator{i}"].cpu() for i in range(len(state))]
-        self._own[: len(saved)] = saved[: len(self._own)]
+        self.states[: len(saved)] = saved[: len(self.states)]

@@ -1,4 +1,4 @@
-"""Gradients as matrices with one row per example, and the norms of their rows."""
+"""Gradients as matrices with one row per example: shapes, norms, checks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from flower_vfl.errors import PartyError
 
 
 def to_rows(gradient: Tensor) -> Tensor:
@@ -37,3 +39,17 @@ def row_norms(rows: Tensor) -> Tensor:
     largest = largest.clamp_min(torch.finfo(rows.dtype).tiny)
     norms = torch.linalg.vector_norm(rows / largest, dim=1)
     return norms * largest.squeeze(1)
+
+
+def check_finite(
+    tensor: Tensor, party: str, what: str, remedy: str, step: int | None
+) -> None:
+    """Raise if a tensor holds a NaN or an infinite entry."""
+    # A sum is several times cheaper than looking at each entry, and finite if all
+    # are; only a sum that overflowed needs the second look.
+    if math.isfinite(tensor.sum().item()):
+        return
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
+        raise PartyError(party, problem, remedy, step)

@@ -1,30 +1,28 @@
-"""The interface of a gradient transform: what every defense implements."""
+"""Gradient transforms: the interface of a defense, and how defenses are applied."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from logging import WARNING
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from flwr.supercore import log
 from torch import Tensor
 
-from .randomness import noise_generator
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.leakage.monitor import LIMIT, Leakage, LeakageMonitor
+from flower_vfl.randomness import draw_secret, noise_generator
+from flower_vfl.records import Measurement
+from flower_vfl.rows import check_finite
 
 AUC_BOUND = "auc_bound"  # the metric that no attack's AUC can exceed
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What arrived before the gradients were made."""
-
-    embeddings: Mapping[str, Tensor]
-    rows: Tensor
-
-
-@dataclass(frozen=True)
 class Batch:
-    """What a transform may know about the gradient in its hands.
+    """What a transform may know about the gradient that it changes.
 
     Parameters
     ----------
@@ -33,8 +31,7 @@ class Batch:
     step : int
         The training step, from 1.
     seed : int
-        What the noise is drawn from: a secret, since whoever knows it can subtract the
-        noise again.
+        Seed of the noise: a secret, since whoever knows it can subtract the noise.
     labels : Tensor | None (default: None)
         Labels of the rows, for a transform that requires them.
     epoch : int (default: 1)
@@ -46,9 +43,18 @@ class Batch:
         Which of several transforms this is for; each has noise of its own.
     embedding : Tensor | None (default: None)
         What the party sent for the rows, for a transform with ``sees_embeddings``; None
-        where it is not known, as in a deployment that is not vertical.
+        where it is not known, as in an app that is not vertical.
     rows : Tensor | None (default: None)
-        Numbers of the rows, which stay the same in every epoch; with the embedding.
+        Numbers of the rows, the same in every epoch; given with the embedding.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> batch = Batch(party="passive-1", step=1, seed=2)
+    >>> noise = torch.randn(3, generator=batch.generator())
+    >>> bool((noise == torch.randn(3, generator=batch.generator())).all())
+    True
     """
 
     party: str
@@ -72,6 +78,20 @@ class GradientTransform(Protocol):
 
     A transform returns a tensor of the same shape and dtype and never changes the one
     it was given. None withholds the gradient: the party does not train on this batch.
+
+    Examples
+    --------
+    >>> from flower_vfl import Batch, GradientTransform
+    >>> class SignOnly:
+    ...     requires_labels = False
+    ...     def __call__(self, gradient, batch):
+    ...         return gradient.sign()
+    ...     def state_dict(self):
+    ...         return {}
+    ...     def load_state_dict(self, state):
+    ...         pass
+    >>> isinstance(SignOnly(), GradientTransform)
+    True
     """
 
     @property
@@ -96,8 +116,25 @@ class GradientTransform(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore what :meth:`state_dict` returned."""
         ...
+
+
+@runtime_checkable
+class Strengthened(Protocol):
+    """A transform whose protection can be raised while it works."""
+
+    def strengthen(self, factor: float) -> str:
+        """Raise the protection; return what it is now, or nothing if it stays."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The embeddings of a batch by party, and the numbers of its rows."""
+
+    embeddings: Mapping[str, Tensor]
+    rows: Tensor
 
 
 def sees_embeddings(transform: GradientTransform) -> bool:
@@ -108,17 +145,137 @@ def sees_embeddings(transform: GradientTransform) -> bool:
 def apply_in_order(
     transforms: Sequence[GradientTransform], gradient: Tensor, batch: Batch
 ) -> Tensor | None:
-    """Return what several transforms, one after the other, make of a gradient.
+    """Apply transforms one after the other, and check what each of them returns.
 
     A bound on the AUC of every attack outlives a transform that sees no labels, because
-    what such a transform adds is no news about them; one that sees labels ends it.
+    such a transform tells nothing new about them; one that sees labels ends it.
     """
-    defended: Tensor | None = gradient
+    several = len(transforms) > 1  # the same noise twice would be no noise
     for number, transform in enumerate(transforms):
         if transform.requires_labels:
             batch.metrics.pop(AUC_BOUND, None)
-        if defended is not None:
-            several = len(transforms) > 1  # the same noise twice would be no noise
-            stage = f"{batch.stage}/{number}" if several else batch.stage
-            defended = transform(defended, replace(batch, stage=stage))
-    return defended
+        stage = f"{batch.stage}/{number}"
+        changed = transform(gradient, replace(batch, stage=stage) if several else batch)
+        if changed is None:
+            return None
+        what = f"what {type(transform).__name__} made of its gradient"
+        remedy = "Correct the transform or its settings"
+        if changed.shape != gradient.shape:
+            shapes = f"{tuple(changed.shape)} and not {tuple(gradient.shape)}"
+            problem = f"{what} has the shape {shapes}"
+            raise PartyError(batch.party, problem, remedy, batch.step)
+        check_finite(changed, batch.party, what, remedy, batch.step)
+        gradient = changed
+    return gradient
+
+
+class Defender:
+    """Transforms the gradient of every party, and measures what is left to find.
+
+    The same code runs at the strategy and at the label party. Without a seed the noise
+    comes from a secret of its own.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[GradientTransform] = (),
+        seed: int | None = None,
+        monitor: LeakageMonitor | None = None,
+    ) -> None:
+        self.transforms = list(transforms)
+        self.monitor = monitor
+        raising = monitor is not None and monitor.settings.action == "raise"
+        if raising and not any(_adjustable(t) for t in self.transforms):
+            raise ConfigError(
+                "a leak limit with the action 'raise' needs a defense that has a "
+                "strength: iso, noisy-gradients or marvell"
+            )
+        self.seed = 0  # nothing draws from it
+        if self.transforms:
+            self.seed = draw_secret() if seed is None else seed
+        self.idle = not self.transforms and monitor is None
+        self.sees_embeddings = any(map(sees_embeddings, self.transforms))
+
+    @property
+    def requires_labels(self) -> bool:
+        """Whether any transform, or the measurement, needs labels."""
+        watched = self.monitor is not None
+        return watched or any(t.requires_labels for t in self.transforms)
+
+    def defend(
+        self,
+        gradients: Mapping[str, Tensor],
+        labels: Tensor | None,
+        step: int,
+        epoch: int,
+        *,
+        real: Tensor | None = None,
+        seen: Seen | None = None,
+        late: bool = False,
+    ) -> tuple[dict[str, Tensor], list[Measurement]]:
+        """Return what each party gets, and what was measured on the way.
+
+        A party whose gradient is withheld is missing. `real` says which labels are
+        real, `late` whether leakage may be reported with the next step.
+        """
+        defended: dict[str, Tensor] = {}
+        measured: list[Measurement] = []
+        for party, gradient in gradients.items():
+            batch = Batch(party, step, self.seed, labels, epoch)
+            if seen is not None and self.sees_embeddings:
+                sent = seen.embeddings[party].detach()
+                batch = replace(batch, embedding=sent, rows=seen.rows)
+            # Parties in one process may share the gradient's memory.
+            copy = gradient.clone() if self.transforms else gradient
+            result = apply_in_order(self.transforms, copy, batch)
+            if result is not None:
+                defended[party] = result
+            measured += [
+                Measurement(name, value, step, party)
+                for name, value in batch.metrics.items()
+            ]
+        if self.monitor is not None and labels is not None:
+            given = defended, gradients, labels, step, real
+            if late:
+                measured += self.monitor.measure_late(*given)
+            else:
+                measured += self.monitor.outstanding() + self.monitor.measure(*given)
+            self._consider_raising(self.monitor.settings, measured)
+        return defended, measured
+
+    def _consider_raising(
+        self, settings: Leakage, measured: Sequence[Measurement]
+    ) -> None:
+        if settings.action == "raise" and any(m.metric == LIMIT for m in measured):
+            for transform in {id(each): each for each in self.transforms}.values():
+                if isinstance(transform, Strengthened):
+                    told = transform.strengthen(settings.factor)
+                    log(WARNING, "from the next step on: %s", told or "no change")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every transform, and the secret of the noise."""
+        states = [transform.state_dict() for transform in self.transforms]
+        monitor = {} if self.monitor is None else self.monitor.state_dict()
+        return {"transforms": states, "seed": f"{self.seed:x}", "monitor": monitor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        states = state["transforms"]
+        if len(states) != len(self.transforms):
+            raise ConfigError(
+                f"the checkpoint is of a run with {len(states)} transforms and not "
+                f"{len(self.transforms)}; use the same transforms"
+            )
+        for transform, saved in zip(self.transforms, states, strict=True):
+            transform.load_state_dict(saved)
+        self.seed = int(state["seed"], 16)
+        if self.monitor is not None:
+            self.monitor.load_state_dict(state["monitor"])
+
+
+def _adjustable(transform: GradientTransform) -> bool:
+    """Say whether a transform, or any that it is made of, has a strength."""
+    parts = getattr(transform, "parts", None)
+    if isinstance(parts, Mapping):
+        return any(_adjustable(part) for part in parts.values())
+    return isinstance(transform, Strengthened)

@@ -20,6 +20,9 @@ from flower_vfl.metrics import METRICS
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.strategies import (
+    Alignment,
+    Checkpoints,
+    Defense,
     EarlyStopping,
     Placement,
     TensorBoard,
@@ -38,7 +41,7 @@ from .parties import load_rows
 from .plugins import load_plugins
 from .results import result_document, save_result
 
-client_app = resident(vertical_client_app(passive_at, label_at, aligning=aligning_at))
+client_app = resident(vertical_client_app(passive_at, label_at, alignment=aligning_at))
 server_app = ServerApp()
 _WireType = Literal["float16", "bfloat16"]
 _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
@@ -58,21 +61,25 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         learning_rate=parse_rates(config.learning_rate),
         evaluate_every=config.evaluate_every,
         early_stopping=stopping,
-        transforms=config.defense,
-        placement=cast(Placement, config.defense_at),
-        noise_seed=_noise_seed(config),
         leakage=leakage_of(config),
-        checkpoint_every=config.checkpoint_every,
-        keep_final=bool(config.out),
-        state_dir=config.state_dir or None,
         parties=config.parties + 1,
         threads=config.threads,
         progress=progress,
-        alignment=config.alignment,
-        group=config.group,
-        padding=config.padding,
         trackers=trackers_of(config),
         notes=config.to_run_config(),
+        defense=Defense(
+            config.defense,
+            at=cast(Placement, config.defense_at),
+            noise_seed=_noise_seed(config),
+        ),
+        checkpoints=Checkpoints(
+            every=config.checkpoint_every,
+            keep_final=bool(config.out),
+            folder=config.state_dir or None,
+        ),
+        alignment=Alignment(
+            config.alignment, group=config.group, padding=config.padding
+        ),
     )
 
 

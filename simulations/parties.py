@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flower_vfl import Imputation
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.label import LabelParty
@@ -180,8 +181,9 @@ def make_passive(
         ids=rows.ids,
         split=rows.split,
         device=config.device,
-        synthetic_features=config.synthetic_features,
-        secret=_secret(config, trust_server),
+        imputation=Imputation(
+            features=config.synthetic_features, secret=_secret(config, trust_server)
+        ),
     )
     place(config, party, rows.absent)
     return party
@@ -209,11 +211,13 @@ def make_label(
         device=config.device,
         rows=len(rows.ids),
         trust_server=trust_server,
-        defenses=build_defense,
-        synthetic_labels=config.synthetic_labels,
-        synthetic_features=config.synthetic_features,
-        calibration=config.calibration,
-        secret=_secret(config, trust_server),
+        build_defense=build_defense,
+        imputation=Imputation(
+            features=config.synthetic_features,
+            labels=config.synthetic_labels,
+            calibration=config.calibration,
+            secret=_secret(config, trust_server),
+        ),
     )
     place(config, party, rows.absent)
     return party

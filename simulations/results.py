@@ -45,7 +45,7 @@ def result_document(
             **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
         },
         "epochs": epochs,
-        "series": result.series,
+        "series": _series(result),
         "leakage": result.leakage(),
         "membership": result.membership(),
         "stopped": result.stopped,
@@ -58,6 +58,15 @@ def result_document(
         },
         "bytes": {"training": traffic, "step": traffic / steps if steps else 0.0},
     }
+
+
+def _series(result: VerticalResult) -> dict[str, dict[str, list[Any]]]:
+    found: dict[str, dict[str, list[Any]]] = {}
+    for each in result.records:
+        entry = found.setdefault(each.name, {"steps": [], "values": []})
+        entry["steps"].append(each.step)
+        entry["values"].append(each.value)
+    return found
 
 
 def save_result(document: dict[str, Any], folder: Path) -> None:

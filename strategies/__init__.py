@@ -22,11 +22,12 @@ from flower_vfl.strategies.defenses.registry import (
 )
 from flower_vfl.strategies.defenses.sgsub import SGSub
 
-from .serving import serve
+from .alignment import Alignment
+from .checkpoints import Checkpoints
 from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
-from .vertical import PLACEMENTS, Placement, VerticalStrategy
+from .vertical import PLACEMENTS, Defense, Placement, VerticalStrategy
 
 __all__ = [
     "DEFENSES",
@@ -35,7 +36,10 @@ __all__ = [
     "PPDL",
     "TRACKERS",
     "AdjustableTransform",
+    "Alignment",
+    "Checkpoints",
     "Compose",
+    "Defense",
     "EarlyStopping",
     "Geno",
     "GradientCompression",
@@ -61,6 +65,5 @@ __all__ = [
     "defended_grid",
     "defense_mod",
     "defense_spec",
-    "serve",
     "solve_marvell",
 ]

@@ -28,7 +28,7 @@ from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.protocol.config import PartyDescription
 from flower_vfl.protocol.messages import Content, Value, Verb
 
-from .messenger import Messenger
+from .messenger import Messenger, NoReplyError
 from .progress import AlignmentProgress
 
 NONE = "none"
@@ -39,14 +39,31 @@ _GOODBYE = 10.0  # seconds to wait for parties that are told to forget a handsha
 
 
 @dataclass(frozen=True)
-class AlignmentPlan:
-    """How the strategy has ids aligned."""
+class Alignment:
+    """How the strategy aligns the parties' ids before training.
+
+    Parameters
+    ----------
+    method : str (default: "none")
+        ``"psu"`` trains on the private union of the parties' ids, ``"psi"`` on their
+        intersection; ``"none"`` where all have the same rows in the same order.
+    group : str (default: "ristretto255")
+        The group that alignment computes in, one of `flower_vfl.alignment.GROUPS`.
+    padding : int (default: 0)
+        Dummy ids of each party, which blur the size of the intersection.
+    relay_bytes : int (default: 16 MiB)
+        Largest number of bytes of lists in one message.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Alignment, VerticalStrategy
+    >>> strategy = VerticalStrategy(alignment=Alignment("psu", padding=100))
+    """
 
     method: str = NONE
     group: str = DEFAULT_GROUP
     padding: int = 0
     relay_bytes: int = RELAY_BYTES
-    progress: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown names and impossible numbers."""
@@ -73,9 +90,6 @@ class AlignmentPlan:
             self.padding,
             max(1, self.relay_bytes // _PARTS),
         )
-
-
-NO_ALIGNMENT = AlignmentPlan()
 
 
 class Relay:
@@ -125,12 +139,18 @@ class Aligner:
     """Has the parties of a run align their ids."""
 
     def __init__(
-        self, messenger: Messenger, plan: AlignmentPlan, ring: Sequence[str], key: bytes
+        self,
+        messenger: Messenger,
+        settings: Alignment,
+        ring: Sequence[str],
+        key: bytes,
+        progress: bool | None = None,
     ) -> None:
-        self._courier = messenger
-        self._plan = plan
-        self._invitation = plan.invitation(ring)
+        self._messenger = messenger
+        self._settings = settings
+        self._invitation = settings.invitation(ring)
         self._key = key
+        self._progress = progress
 
     def align(
         self, parties: Sequence[PartyDescription], reuse: bool
@@ -166,12 +186,12 @@ class Aligner:
 
     def _exchange(self) -> dict[str, Content]:
         """Carry all letters; return what the parties say at the end."""
-        ring, limit = self._invitation.ring, self._plan.relay_bytes
+        ring, limit = self._invitation.ring, self._settings.relay_bytes
         begun = self._ask(Stage.BEGIN, dict.fromkeys(ring, self._proposal()), "keys")
         hellos = [hello for reply in begun.values() for hello in unpack_hellos(reply)]
         counts = [reply.number("ids") for reply in begun.values()]
         relay = Relay(ring, limit)
-        with AlignmentProgress(counts, self._plan.method, self._plan.progress) as bar:
+        with AlignmentProgress(counts, self._settings.method, self._progress) as bar:
             greeting = {**pack_hellos(hellos), "limit": limit}
             replies = self._ask(Stage.MEET, dict.fromkeys(ring, greeting), "own lists")
             while True:
@@ -188,7 +208,7 @@ class Aligner:
 
     def _deliver(self, due: Mapping[str, Sequence[Sealed]]) -> dict[str, Content]:
         phases = sorted({p.header.phase for parts in due.values() for p in parts})
-        limit = self._plan.relay_bytes
+        limit = self._settings.relay_bytes
         contents: dict[str, dict[str, Value]] = {
             name: {**pack_parts(parts), "limit": limit} for name, parts in due.items()
         }
@@ -218,33 +238,29 @@ class Aligner:
         self, stage: Stage, contents: Mapping[str, Mapping[str, Value]], phase: str
     ) -> dict[str, Content]:
         """Send one request to each named party; an error tells the phase."""
-        messenger = self._courier
+        messenger = self._messenger
         requests = {
             name: Content({**config, "stage": stage.value})
             for name, config in contents.items()
         }
         where = f"while ids were aligned ({phase})"
         try:
-            replies = messenger.deliver(messenger.messages(Verb.ALIGN, requests), None)
-        except PartyError as error:  # the messenger would advise to resume
-            problem = f"{error.problem}, {where}"
-            remedy = f"Look at that node's log. {REMEDY}"
-            raise PartyError(error.party, problem, remedy) from None
-        try:
-            return messenger.collect(replies, None)
+            return messenger.ask(Verb.ALIGN, requests)
         except PartyError as error:
-            problem = f"{error.problem}, {where}"
-            raise type(error)(error.party, problem, error.remedy) from None
+            problem, remedy = f"{error.problem}, {where}", error.remedy
+            if isinstance(error, NoReplyError):  # it would advise to resume
+                remedy = f"Look at that node's log. {REMEDY}"
+                raise PartyError(error.party, problem, remedy) from None
+            raise type(error)(error.party, problem, remedy) from None
 
     def _drop(self) -> None:
         """Have all parties forget the handshake, as far as they can be reached."""
         contents = {
             name: Content({"stage": Stage.DROP.value}) for name in self._invitation.ring
         }
-        messenger = self._courier
+        messenger = self._messenger
         with suppress(Exception):
-            messages = messenger.messages(Verb.ALIGN, contents)
-            list(messenger.grid.send_and_receive(messages, timeout=_GOODBYE))
+            messenger.tell(Verb.ALIGN, contents, _GOODBYE)
 
 
 def _outcome(reply: Content) -> tuple[str, list[int]]:

@@ -20,7 +20,7 @@ class TrainingProgress:
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
-        visible = console.is_terminal if shown is None else shown
+        self.shown = visible = console.is_terminal if shown is None else shown
         self._bar = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=24),
@@ -59,8 +59,6 @@ class TrainingProgress:
 
     def stepped(self, step: int, epoch: int, loss: float) -> None:
         """Show that a step is done."""
-        if self._bar.disable:
-            return
         speed = self._bar.tasks[0].speed
         self._bar.update(
             self._task,

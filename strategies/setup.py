@@ -1,4 +1,4 @@
-"""The hello before training: who is there, does it fit together, on which terms."""
+"""Before training: who is there, does it fit together, and what each party is told."""
 
 from __future__ import annotations
 
@@ -14,16 +14,9 @@ from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.protocol.config import PartyDescription, TrainingConfig
-from flower_vfl.protocol.messages import (
-    VERSION,
-    Content,
-    Value,
-    Verb,
-    pack_config,
-    unpack_description,
-)
+from flower_vfl.protocol.messages import VERSION, Content, Value, Verb
 
-from .alignment import NO_ALIGNMENT, Aligner, AlignmentPlan
+from .alignment import Aligner, Alignment
 from .messenger import Messenger
 
 RESERVED = "strategy"
@@ -31,7 +24,10 @@ RESERVED = "strategy"
 
 @dataclass(frozen=True)
 class Participants:
-    """The outcome of the hello."""
+    """The parties of a run and the number of rows of each split.
+
+    Passive parties are in the order in which their embeddings are joined.
+    """
 
     label: PartyDescription
     passive: dict[str, PartyDescription]
@@ -45,23 +41,29 @@ class Participants:
 
 def setup(
     messenger: Messenger,
-    terms: TrainingConfig,
+    config: TrainingConfig,
     rates: Mapping[str, float],
-    threads: int,
-    plan: AlignmentPlan = NO_ALIGNMENT,
+    *,
+    threads: int = 0,
+    alignment: Alignment | None = None,
     reuse: bool = False,
+    progress: bool | None = None,
 ) -> Participants:
-    """Greet every node, check that all fit together, and agree on the terms."""
+    """Greet every node, align ids if asked to, and configure all parties.
+
+    `reuse` goes on with the alignment that the parties have kept.
+    """
     key = secrets.token_bytes(32)
-    greeting: dict[str, Value] = {"seed": terms.seed, "threads": threads, "key": key}
-    if plan:
+    greeting: dict[str, Value] = {"seed": config.seed, "threads": threads, "key": key}
+    if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     label, passive = _assign_roles(_greet(messenger, greeting))
-    if plan:
+    if alignment:
         every = [label, *passive.values()]
-        aligner = Aligner(messenger, plan, [each.name for each in every], key)
-        placed = aligner.align(every, reuse)
-        label, passive = placed.pop(label.name), placed
+        ring = [each.name for each in every]
+        aligner = Aligner(messenger, alignment, ring, key, progress)
+        aligned = aligner.align(every, reuse)
+        label, passive = aligned.pop(label.name), aligned
     _check_rows(label, passive)
     unknown = set(rates) - {"*", label.name, *passive}
     if unknown:
@@ -69,16 +71,15 @@ def setup(
             f"a learning rate is set for {', '.join(sorted(unknown))}; the parties are "
             f"{', '.join([label.name, *passive])}"
         )
-    if terms.leakage:
-        Leakage.from_text(terms.leakage).check_parties(passive)
-    terms = replace(terms, parties={name: d.shape for name, d in passive.items()})
+    if config.leakage:
+        Leakage.from_text(config.leakage).check_parties(passive)
+    config = replace(config, parties={name: d.shape for name, d in passive.items()})
     contents = {}
     for name in messenger.nodes:
-        rate = rates.get(name, rates.get("*", 0.0))
-        own = replace(terms, learning_rate=rate)
-        if name != label.name:  # how it is defended is not a passive party's business
+        own = replace(config, learning_rate=rates.get(name, rates.get("*", 0.0)))
+        if name != label.name:  # a passive party need not know how it is defended
             own = replace(own, defended="", defense="", leakage="", noise_seed="")
-        contents[name] = Content(pack_config(own))
+        contents[name] = Content(own.to_record())
     replies = messenger.ask(Verb.CONFIGURE, contents)
     sizes = {
         name: {split: reply.number(split) for split in SPLITS}
@@ -111,7 +112,7 @@ def _greet(
                 f"server version {VERSION}",
                 "Install the same flower-vfl everywhere",
             )
-        description = unpack_description(reply)
+        description = PartyDescription.from_record(reply.config)
         if description.name == RESERVED:
             raise PartyError(
                 description.name,

@@ -1,36 +1,46 @@
-"""Where a run is, and a Ctrl-C that waits for the end of a step."""
+"""Where a run is, what it has measured, and the result that a user gets."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from flwr.app import MetricRecord
+import pandas as pd
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from flower_vfl.leakage.auc import summarise
-from flower_vfl.leakage.monitor import FLIPPED, LEAK, LIMIT, MEMBER
+from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
+from flower_vfl.records import Measurement, from_columns, to_columns
 
-Series = dict[str, list[Any]]  # "steps" and "values", of equal length
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+Summary = dict[str, dict[str, dict[str, float]]]  # by party, attack and statistic
 
 
 @dataclass
 class RunState:
-    """Where a run is and what it has measured; kept with every checkpoint."""
+    """Where a run is and what it has measured; kept with every checkpoint.
+
+    `steps` has the metrics and the number of rows of each step of the current epoch,
+    `first` is where the records of that epoch begin, `probed` is what passive parties
+    measured. `train` and `evaluate` are metrics by epoch, `best` and `stale` belong to
+    early stopping.
+    """
 
     step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, float] = field(default_factory=dict)
+    steps: list[tuple[dict[str, float], float]] = field(default_factory=list)
     seconds: float = 0.0
     defense_seconds: float = 0.0
     traffic: int = 0
-    batch_rows: float = 0.0
-    series: dict[str, Series] = field(default_factory=dict)
+    rows: dict[int, float] = field(default_factory=dict)
+    records: list[Measurement] = field(default_factory=list)
+    probed: list[Measurement] = field(default_factory=list)
+    first: int = 0
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, float]] = field(default_factory=dict)
     best: float | None = None
@@ -38,37 +48,46 @@ class RunState:
     stopped: bool = False
     reason: str = ""
 
-    def add(self, metrics: Mapping[str, float], rows: float) -> None:
-        """Take in what a step reports; the step itself is already counted."""
-        self._sum(metrics, rows, self.step)
-        self.batch_rows = rows
-
-    def add_late(self, metrics: Mapping[str, float]) -> None:
-        """Take in what the step before the last one measured."""
-        self._sum(metrics, self.batch_rows, self.step - 1)
-
-    def _sum(self, metrics: Mapping[str, float], rows: float, step: int) -> None:
-        for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * rows
-            self.rows[name] = self.rows.get(name, 0.0) + rows
-            if "/" in name:
-                self.trace(name, step, value)
-
-    def trace(self, name: str, step: int, value: float) -> None:
-        """Take in one value of a series."""
-        series = self.series.setdefault(name, {"steps": [], "values": []})
-        series["steps"].append(step)
-        series["values"].append(value)
-
-    def close_epoch(self, epoch: int, steps: int) -> None:
+    def close_epoch(self, epoch: int) -> None:
         """Average over the steps of an epoch and begin the next."""
-        averages = {name: total / self.rows[name] for name, total in self.sums.items()}
-        cost = {"seconds": self.seconds, "steps": steps, "bytes": self.traffic}
+        sums: dict[str, float] = {}
+        rows: dict[str, float] = {}
+        named = [
+            (name, value, size)
+            for metrics, size in self.steps
+            for name, value in metrics.items()
+        ]
+        named += [
+            (each.name, each.value, self.rows.get(each.step, 0.0))
+            for each in self.records[self.first :]
+            if each.step in self.rows
+        ]
+        for name, value, size in named:
+            sums[name] = sums.get(name, 0.0) + value * size
+            rows[name] = rows.get(name, 0.0) + size
+        averages = {name: total / rows[name] for name, total in sums.items()}
+        cost: dict[str, float] = {
+            "seconds": self.seconds,
+            "steps": len(self.steps),
+            "bytes": self.traffic,
+        }
         if self.defense_seconds:
             cost["defense_seconds"] = self.defense_seconds
         self.train[epoch] = {**averages, **cost}
-        self.sums, self.rows, self.seconds, self.traffic = {}, {}, 0.0, 0
-        self.defense_seconds = 0.0
+        self.steps, self.rows, self.first = [], {}, len(self.records)
+        self.seconds, self.traffic, self.defense_seconds = 0.0, 0, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        records, probed = to_columns(self.records), to_columns(self.probed)
+        return {**vars(self), "records": records, "probed": probed}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> RunState:
+        """Return the state that :meth:`state_dict` saved."""
+        steps = [(metrics, rows) for metrics, rows in state["steps"]]
+        measured = {key: from_columns(state[key]) for key in ("records", "probed")}
+        return cls(**{**state, "steps": steps, **measured})
 
 
 @dataclass
@@ -77,37 +96,43 @@ class VerticalResult(Result):
 
     Parameters
     ----------
-    series : dict[str, Series] (default: {})
-        By ``metric/party``: ``{"steps": [1, 2, ...], "values": [0.6, 0.7, ...]}``.
+    records : list[Measurement] (default: [])
+        What defenses, attacks and limits reported about each party at each step.
     stopped : str (default: "")
         Why the run ended before its last epoch; empty if it did not.
+
+    Examples
+    --------
+    >>> from flower_vfl.records import Measurement
+    >>> from flower_vfl.strategies import VerticalResult
+    >>> leak = Measurement("leak", 0.75, step=1, party="passive-1", attack="norm")
+    >>> VerticalResult(records=[leak]).leakage()["passive-1"]["norm"]["mean"]
+    0.75
     """
 
-    series: dict[str, Series] = field(default_factory=dict)
+    records: list[Measurement] = field(default_factory=list)
     stopped: str = ""
 
-    def leakage(self) -> dict[str, dict[str, dict[str, float]]]:
+    def table(self) -> pd.DataFrame:
+        """Return the records: metric, party, attack, layer, step, value."""
+        return pd.DataFrame(to_columns(self.records))
+
+    def leakage(self) -> Summary:
         """Return what score attacks found, by party and attack.
 
         Keys are ``mean``, ``last``, ``max`` and ``q95`` over the batches, the same with
         ``flipped_`` in front, and ``batches``. An attack on a layer of a bottom model
         is called ``attack@layer``.
         """
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, series in self.series.items():
-            metric, _, party = name.partition("/")
-            for kind, mark in ((FLIPPED, "flipped_"), (LEAK, "")):
-                if metric == LIMIT or not metric.startswith(f"{kind}_"):
-                    continue
-                attack = metric.removeprefix(f"{kind}_")
-                numbers = summarise(series["values"])
+        found: Summary = {}
+        for metric, mark in ((LEAK, ""), (FLIPPED, "flipped_")):
+            for (party, attack), values in self._series(metric).items():
                 entry = found.setdefault(party, {}).setdefault(attack, {})
-                entry |= {f"{mark}{key}": value for key, value in numbers.items()}
-                entry["batches"] = len(series["values"])
-                break  # the names of flipped series begin like those of raw ones
+                entry |= {f"{mark}{k}": v for k, v in summarise(values).items()}
+                entry["batches"] = len(values)
         return found
 
-    def membership(self) -> dict[str, dict[str, dict[str, float]]]:
+    def membership(self) -> Summary:
         """Return how well synthetic rows were told from real ones, by party and attack.
 
         ``spectral`` is what the party could tell from its gradients about the label
@@ -115,20 +140,26 @@ class VerticalResult(Result):
         the same with ``_sides`` for the attack that looks at sides of the mean. Keys
         are ``mean``, ``last``, ``max`` and ``q95`` over the batches, and ``batches``.
         """
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, series in self.series.items():
-            metric, _, party = name.partition("/")
-            if metric.startswith(MEMBER):
-                attack = metric.removeprefix(MEMBER)
-                values = series["values"]
-                numbers = {**summarise(values), "batches": len(values)}
-                found.setdefault(party, {})[attack] = numbers
+        found: Summary = {}
+        for (party, attack), values in self._series(MEMBERSHIP).items():
+            numbers = {**summarise(values), "batches": len(values)}
+            found.setdefault(party, {})[attack] = numbers
         return found
+
+    def _series(self, metric: str) -> dict[tuple[str, str], list[float]]:
+        """Return the values of a metric by party and attack, step by step."""
+        series: dict[tuple[str, str], list[float]] = {}
+        for each in self.records:
+            if each.metric == metric:
+                layer = f"@{each.layer}" if each.layer else ""
+                key = each.party, f"{each.attack}{layer}"
+                series.setdefault(key, []).append(each.value)
+        return series
 
     @classmethod
     def of(cls, state: RunState) -> VerticalResult:
         """Return the result of a run."""
-        result = cls(series=state.series, stopped=state.reason)
+        result = cls(records=state.records + state.probed, stopped=state.reason)
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, metrics in state.evaluate.items():

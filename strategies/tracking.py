@@ -19,8 +19,6 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.specs import build_from_spec
-from flower_vfl.strategies.defenses.compose import Compose
-from flower_vfl.strategies.defenses.registry import defense_spec
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -256,13 +254,13 @@ def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
     known = {
         name: value
         for name, value in vars(strategy).items()
-        if not name.startswith("_") and name not in ("transforms", "trackers", "notes")
+        if not name.startswith("_") and name not in ("defense", "trackers", "notes")
     }
     try:
-        known["transforms"] = defense_spec(Compose(strategy.transforms))
-    except ConfigError:  # one that was not built from a config string
-        names = (type(transform).__name__ for transform in strategy.transforms)
-        known["transforms"] = " | ".join(names)
+        known["defense"] = strategy.defense.spec
+    except ConfigError:  # a transform that was not built from a config string
+        names = (type(each).__name__ for each in strategy.defense.transforms)
+        known["defense"] = " | ".join(names)
     known |= strategy.notes
     return {name: str(value) for name, value in known.items()}
 

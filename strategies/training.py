@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from flwr.app import Array, ConfigRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.supercore import log
 
 from flower_vfl.errors import (
     ConfigError,
+    PartyError,
     PartyRestartedError,
     VerticalError,
     unknown_name,
 )
-from flower_vfl.leakage.monitor import LIMIT, split_late
+from flower_vfl.leakage.monitor import LIMIT, LeakageMonitor
 from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.objectives import Task
 from flower_vfl.parties.checkpoints import step_tag, tagged_step
-from flower_vfl.parties.schedule import count_batches
-from flower_vfl.protocol.messages import Content, Verb, array_record, gradient_arrays
+from flower_vfl.parties.schedule import TRAIN, Plan, Schedule, count_batches
+from flower_vfl.protocol.messages import (
+    GRADIENT,
+    Content,
+    TensorArray,
+    Verb,
+    to_tensor,
+)
+from flower_vfl.records import Measurement
+from flower_vfl.transform import Defender, Seen
 
 from .checkpoints import StrategyCheckpoints
-from .guard import Guard
-from .messenger import Messenger, embeddings, noted
+from .messenger import Messenger
 from .progress import TrainingProgress
 from .setup import Participants
-from .state import RunState, interruptible
+from .state import EvaluateFunction, RunState, interruptible
 from .tracking import Trackers
 
 if TYPE_CHECKING:
@@ -39,19 +48,7 @@ _SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
 
 
 class Training:
-    """One run of a strategy over a grid.
-
-    Parameters
-    ----------
-    strategy : VerticalStrategy
-        The settings, and Flower's four methods that make and read messages.
-    messenger : Messenger
-        Reaches the parties.
-    participants : Participants
-        Who they are.
-    epochs : int
-        Number of epochs.
-    """
+    """One run of a strategy over a grid."""
 
     def __init__(
         self,
@@ -65,18 +62,30 @@ class Training:
         self.participants = participants
         self.epochs = epochs
         self.state = RunState()
-        self._guard = Guard(strategy, participants)
-        self.defender = self._guard.defender
-        rows = participants.sizes["train"]
+        self.evaluate_fn: EvaluateFunction | None = None
+        self.server_metrics: dict[int, MetricRecord] = {}  # of evaluate_fn, by epoch
+        leakage, rows = strategy.leakage, participants.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
-        self._gradients: dict[str, Array] = {}  # made, but not yet delivered
-        self.labels: Array | None = None  # for measuring every layer, in simulations
-        leakage = strategy.leakage
-        self._probe = leakage.to_text() if leakage and leakage.probes else ""
-        self._shown = leakage is not None and leakage.shows_labels
-        self._leaky: list[str] = []  # limits that the last step exceeded
+        self.defender = Defender()  # idle, unless gradients are defended here
+        if strategy.defense.transforms and strategy.defense.at == "strategy":
+            monitor = None
+            if leakage is not None:
+                monitor = LeakageMonitor(leakage, cast(Task, participants.label.task))
+            given = strategy.defense.transforms, strategy.defense.noise_seed
+            self.defender = Defender(*given, monitor)
+        # The parties' row numbers are not known here, but training rows can be counted.
+        codes = np.full(rows, TRAIN, np.int8)
+        self._schedule = Schedule(codes, Plan(strategy.seed, strategy.batch_size))
+        self._gradients: Mapping[str, Array] = {}  # made, but not yet delivered
         self._gradient_step = 0
-        self._keeper = StrategyCheckpoints(strategy.state_dir)
+        self._labels: Array | None = None  # for measuring every layer, in simulations
+        self._probe: dict[str, str] = {}
+        if leakage is not None and leakage.probes:
+            task = participants.label.task
+            self._probe = {"probe": leakage.to_text(), "task": task}
+        self._shows_labels = leakage is not None and leakage.shows_labels
+        self._wants_labels = self._shows_labels or self.defender.requires_labels
+        self._checkpoints = StrategyCheckpoints(strategy.checkpoints.folder)
         self._trackers = Trackers(strategy.trackers)
         self._rewinds = 0
         self._rewound_at = -1
@@ -86,227 +95,248 @@ class Training:
         shown = self.strategy.progress
         bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
         with self._trackers.telling(self), bar, interruptible() as interrupted:
-            if self.strategy.checkpoint_every and not self.state.step:
+            if self.strategy.checkpoints.every and not self.state.step:
                 self._checkpoint(step_tag(0))
             while True:
                 try:
-                    if (
-                        self.state.stopped
-                        or self.state.step >= self.epochs * self.steps
-                    ):
+                    ended = self.state.step >= self.epochs * self.steps
+                    if self.state.stopped or ended:
                         self._finish()
                         return self.state
-                    self._advance(bar)
+                    epoch, index = divmod(self.state.step, self.steps)
+                    loss, leaking = self.step(epoch + 1, index)
+                    if bar.shown:
+                        bar.stepped(self.state.step, epoch + 1, loss)
+                    if leaking or index + 1 == self.steps:
+                        self._close_epoch(epoch + 1, index, bar, leaking)
+                    elif self._checkpoint_due():
+                        self._checkpoint(step_tag(self.state.step))
                     if interrupted():
                         self._checkpoint(step_tag(self.state.step))
-                        log(WARNING, "interrupted. %s", self._keeper.advice())
+                        log(WARNING, "interrupted. %s", self._checkpoints.advice())
                         raise KeyboardInterrupt
                 except PartyRestartedError as error:
                     self._rewind(error)
                 except VerticalError as error:
-                    error.add_note(self._keeper.advice())
+                    error.add_note(self._checkpoints.advice())
                     raise
 
-    def _advance(self, bar: TrainingProgress) -> None:
-        epoch, index = divmod(self.state.step, self.steps)
+    def step(self, epoch: int, index: int) -> tuple[float, list[str]]:
+        """Train on one batch.
+
+        The passive parties get the gradients of the step before and answer with their
+        embeddings; the label party gets these and answers with one gradient per party;
+        the defense changes the gradients, which leave with the next step.
+
+        Returns the loss, and the parties that exceeded a leak limit that stops the run.
+        """
         started, traffic = time.perf_counter(), self.messenger.traffic
-        loss = self._step(epoch + 1, index)
-        self.state.seconds += time.perf_counter() - started
-        self.state.traffic += self.messenger.traffic - traffic
-        bar.stepped(self.state.step, epoch + 1, loss)
-        leaks, ended = self._leaks_too_much(), index == self.steps - 1
-        if leaks and not ended:  # kept as it is, so that a resumed epoch is whole
-            self._checkpoint(step_tag(self.state.step))
-        if ended or leaks:
-            self._close_epoch(epoch + 1, bar, index + 1, leaks)
-        every = self.strategy.checkpoint_every
-        due = ended if leaks else every and self.state.step % every == 0
-        if due:
-            self._checkpoint(step_tag(self.state.step))
-        if leaks:  # not before a checkpoint: a resumed run goes on
-            self._stop_leak()
-
-    def _leaks_too_much(self) -> bool:
-        leakage = self.strategy.leakage
-        return leakage is not None and leakage.action == "stop" and bool(self._leaky)
-
-    def _stop_leak(self) -> None:
-        parties = ", ".join(name.partition("/")[2] for name in self._leaky)
-        self.state.reason = f"the leak limit was exceeded for {parties}"
-        log(WARNING, "stopped: %s. %s", self.state.reason, self._keeper.advice())
-        self.state.stopped = True
-
-    def _step(self, epoch: int, index: int) -> float:
-        """Swap embeddings for gradients once; return the loss."""
-        step = self.state.step + 1
-        strategy, messenger = self.strategy, self.messenger
-        where = {"step": step, "index": index}
-        gradients = array_record(self._gradients)
-        config = ConfigRecord({**where, **self._gradient_config()})
-        asked = strategy.configure_train(epoch, gradients, config, messenger.grid)
-        replies = messenger.deliver(list(asked), step)
-        parts, noted = strategy.aggregate_train(epoch, replies)
-        self._delivered(noted or {})
+        state, step = self.state, self.state.step + 1
         label = self.participants.label.name
-        content = Content({**where, "epoch": epoch}, parts or {})
-        if self.defender.requires_labels or self._shown:
-            content.config["labels"] = True
-        self.defender.late = self._measured_late(step, index)
-        if self.defender.late:
-            content.config["late"] = True
-        reply = messenger.ask(Verb.TRAIN_STEP, {label: content}, step)[label]
-        sent: dict[str, Array] = dict(parts or {})
-        self._gradients = self._guard.defend(reply, sent, step, epoch, index)
-        self.state.defense_seconds += self._guard.seconds
-        self.labels = reply.labels if self._shown else None
-        self._gradient_step = self.state.step = step
-        late, metrics = split_late(reply.metrics)
-        rows = metrics.pop("rows")
-        if late:
-            self.state.add_late(late)
-            self._trackers.step(step - 1, late)
-        self.state.add(metrics, rows)
-        self._trackers.step(step, metrics)
-        self._leaky = [name for name in metrics if name.startswith(LIMIT)]
-        return metrics["loss"]
 
-    def _measured_late(self, step: int, index: int) -> bool:
-        """Return whether what this step leaks may be reported with the next step."""
-        every = self.strategy.checkpoint_every
+        requests = self._requests(step=step, epoch=epoch, index=index)
+        replies = self.messenger.ask(Verb.FORWARD, requests, step)
+        embeddings = self._delivered(replies, step)
+
+        # What a step leaks may be reported with the next one, unless a checkpoint or
+        # the end of the epoch comes in between.
+        leakage, every = self.strategy.leakage, self.strategy.checkpoints.every
         last = index == self.steps - 1 or (every and step % every == 0)
-        return self.strategy.leakage is not None and not last
+        late = leakage is not None and not last
+        asked = Content(arrays=embeddings, step=step, epoch=epoch, index=index)
+        if self._wants_labels:
+            asked.config["labels"] = True
+        if late:
+            asked.config["late"] = True
+        reply = self.messenger.ask(Verb.TRAIN_STEP, {label: asked}, step)[label]
 
-    def _gradient_config(self) -> dict[str, int | str]:
-        due: dict[str, int | str] = {}
-        if self._gradient_step:
-            due["gradient-step"] = self._gradient_step
-        if self._probe:
-            due["probe"], due["task"] = self._probe, self.participants.label.task
-        return due
+        gradients, measured = reply.arrays, reply.measured
+        if not self.defender.idle:
+            defending = time.perf_counter()
+            tensors, own = self.defender.defend(
+                reply.tensors(),
+                None if reply.labels is None else to_tensor(reply.labels),
+                step,
+                epoch,
+                seen=self._seen(embeddings, epoch, index),
+                late=late,
+            )
+            gradients = {name: TensorArray(g) for name, g in tensors.items()}
+            measured = measured + own
+            state.defense_seconds += time.perf_counter() - defending
 
-    def _delivered(self, noted: Mapping[str, Any]) -> None:
-        """Forget the gradients that arrived; keep what was measured on the way."""
-        for name, value in noted.items():
-            self.state.trace(name, self._gradient_step, float(value))
-        self._gradients, self._gradient_step, self.labels = {}, 0, None
+        self._gradients, self._gradient_step = gradients, step
+        self._labels = reply.labels if self._shows_labels else None
+        state.step = step
+        state.rows[step] = rows = reply.metrics.pop("rows")
+        state.steps.append((reply.metrics, rows))
+        state.records += measured
+        if self.strategy.trackers:
+            self._track(step, reply.metrics, measured)
+        state.seconds += time.perf_counter() - started
+        state.traffic += self.messenger.traffic - traffic
+        leaking: list[str] = []
+        if leakage is not None and leakage.action == "stop":
+            leaking = [each.party for each in measured if each.metric == LIMIT]
+        return reply.metrics["loss"], leaking
 
-    def _tell_passive(self, verb: Verb, **config: str) -> None:
-        """Send a request to every passive party, with the gradient that is due."""
-        contents = {
+    def _track(
+        self, step: int, metrics: Mapping[str, float], measured: Iterable[Measurement]
+    ) -> None:
+        """Tell the trackers what a step measured, and what arrived late."""
+        by_step: dict[int, dict[str, float]] = {}
+        for each in measured:
+            by_step.setdefault(each.step, {})[each.name] = each.value
+        by_step[step] = {**metrics, **by_step.get(step, {})}
+        for number, values in sorted(by_step.items()):
+            self._trackers.step(number, values)
+
+    def _seen(
+        self, embeddings: Mapping[str, Array], epoch: int, index: int
+    ) -> Seen | None:
+        """Return the embeddings of a batch for a defense that looks at them."""
+        if not self.defender.sees_embeddings:
+            return None
+        tensors = {name: to_tensor(part) for name, part in embeddings.items()}
+        return Seen(tensors, self._schedule.training_batches(epoch)[index])
+
+    def _requests(self, **fields: Any) -> dict[str, Content]:
+        """Return a request to every passive party, with the gradient that is due."""
+        fields["gradient_step"] = self._gradient_step
+        config = {**self._probe, **fields.pop("config", {})}
+        return {
             name: Content(
-                config={**config, **self._gradient_config()},
-                arrays=gradient_arrays(self._gradients.get(name)),
-                labels=self.labels,
+                dict(config),
+                {GRADIENT: self._gradients[name]} if name in self._gradients else {},
+                labels=self._labels,
+                **fields,
             )
             for name in self.participants.passive
         }
-        self._delivered(noted(self.messenger.ask(verb, contents, self.state.step)))
+
+    def _delivered(
+        self, replies: Mapping[str, Content], step: int | None = None
+    ) -> dict[str, Array]:
+        """Forget the gradients that arrived; return the embeddings that came back."""
+        self._gradients, self._gradient_step, self._labels = {}, 0, None
+        embeddings = {}
+        for name, reply in replies.items():
+            self.state.probed += reply.measured
+            if name in reply.arrays:
+                embeddings[name] = reply.arrays[name]
+            elif step is not None:
+                remedy = "Run one version of flower-vfl at every party"
+                raise PartyError(name, "its reply has no embedding", remedy, step)
+        return embeddings
+
+    def _tell_passive(self, verb: Verb, **config: str) -> None:
+        """Send a request to every passive party, with the gradient that is due."""
+        requests = self._requests(config=config)
+        self._delivered(self.messenger.ask(verb, requests, self.state.step))
+
+    def _checkpoint_due(self) -> bool:
+        every = self.strategy.checkpoints.every
+        return bool(every) and self.state.step % every == 0
 
     def _close_epoch(
-        self, epoch: int, bar: TrainingProgress, steps: int, last: bool
+        self, epoch: int, index: int, bar: TrainingProgress, leaking: list[str]
     ) -> None:
-        state = self.state
-        state.close_epoch(epoch, steps)
-        self._trackers.epoch(epoch, state.step, state.train[epoch])
+        """End an epoch, or a run that leaks too much within one."""
+        ended = index + 1 == self.steps
+        if leaking and not ended:  # kept as it is, so that a resumed epoch is whole
+            self._checkpoint(step_tag(self.state.step))
+        self.state.close_epoch(epoch)
+        self._trackers.epoch(epoch, self.state.step, self.state.train[epoch])
         every = self.strategy.evaluate_every
-        last = last or epoch == self.epochs
-        if not every or (epoch % every and not last):
-            return
+        last = bool(leaking) or epoch == self.epochs
+        if every and (last or epoch % every == 0):
+            self._evaluate_epoch(epoch, bar)
+        if ended and (leaking or self._checkpoint_due()):
+            self._checkpoint(step_tag(self.state.step))
+        if leaking:  # not before a checkpoint: a resumed run goes on
+            parties = ", ".join(leaking)
+            self.state.reason = f"the leak limit was exceeded for {parties}"
+            advice = self._checkpoints.advice()
+            log(WARNING, "stopped: %s. %s", self.state.reason, advice)
+            self.state.stopped = True
+
+    def _evaluate_epoch(self, epoch: int, bar: TrainingProgress) -> None:
+        state, stopping = self.state, self.strategy.early_stopping
         held_out = [s for s in ("valid", "test") if self.participants.sizes[s]]
         metrics = {
             f"{split}_{name}": value
             for split in held_out
-            for name, value in self.evaluate(split, epoch).items()
+            for name, value in self.evaluate(split).items()
         }
         state.evaluate[epoch] = metrics
+        if self.evaluate_fn is not None:
+            found = self.evaluate_fn(epoch, ArrayRecord())
+            if found is not None:
+                self.server_metrics[epoch] = found
         self._trackers.epoch(epoch, state.step, metrics)
-        main = f"{held_out[0]}_{self._metric()}" if held_out else ""
-        if main in metrics:
-            bar.evaluated(main, metrics[main])
-        shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
-        log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], shown)
-        stopping, task = self.strategy.early_stopping, self.participants.label.task
+        main = MAIN_METRIC[self.participants.label.task]
+        shown = (stopping.metric if stopping is not None else None) or main
+        if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
+            bar.evaluated(name, metrics[name])
+        listed = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+        log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], listed)
         if stopping is not None:
-            best = stopping.judge(state, metrics, MAIN_METRIC[task])
+            best = stopping.judge(state, metrics, main)
             if best and stopping.restore_best:
                 self._checkpoint("best")
 
-    def _metric(self) -> str:
-        stopping = self.strategy.early_stopping
-        chosen = stopping.metric if stopping is not None else None
-        return chosen or MAIN_METRIC[self.participants.label.task]
-
-    def evaluate(self, split: str, epoch: int) -> dict[str, float]:
-        """Return the metrics of a split."""
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
         metrics: dict[str, float] = {}
-        for index in range(self._parts(split)):
-            parts = self._embeddings(split, index, epoch)
-            content = Content({"split": split, "index": index}, parts)
-            label = self.participants.label.name
-            messages = self.messenger.messages(Verb.EVALUATE, {label: content})
-            replies = self.messenger.deliver(messages, self.state.step)
-            record = self.strategy.aggregate_evaluate(epoch, replies)
-            metrics = {k: float(v) for k, v in (record or {}).items()}  # type: ignore[arg-type]
+        for reply in self._ask_about(Verb.EVALUATE, split):
+            metrics = reply.metrics or metrics
         return metrics
 
     def predict(self, split: str) -> list[Array]:
         """Return the predictions for a split, part by part."""
-        parts = []
-        label = self.participants.label.name
-        for index in range(self._parts(split)):
-            embedded = self._embeddings(split, index, 0)
-            content = Content({"split": split, "index": index}, embedded)
-            reply = self.messenger.ask(Verb.PREDICT, {label: content}, None)[label]
-            parts.append(reply.arrays["predictions"])
-        return parts
+        replies = self._ask_about(Verb.PREDICT, split)
+        return [reply.arrays["predictions"] for reply in replies]
 
-    def _parts(self, split: str) -> int:
+    def _ask_about(self, verb: Verb, split: str) -> Iterable[Content]:
+        """Have a split embedded, part by part, and ask the label party about it."""
         if split not in self.participants.sizes:
             raise unknown_name("split", split, self.participants.sizes)
-        rows = self.participants.sizes[split]
-        return count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
-
-    def _embeddings(self, split: str, index: int, epoch: int) -> dict[str, Array]:
-        where: dict[str, Any] = {"split": split, "index": index}
-        messages = self.strategy.configure_evaluate(
-            epoch,
-            array_record(self._gradients),
-            ConfigRecord({**where, **self._gradient_config()}),
-            self.messenger.grid,
-        )
-        replies = self.messenger.deliver(list(messages), self.state.step)
-        contents = self.messenger.collect(replies, self.state.step)
-        self._delivered(noted(contents))
-        return embeddings(contents, self.state.step)
+        rows, label = self.participants.sizes[split], self.participants.label.name
+        step = self.state.step
+        for index in range(
+            count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
+        ):
+            requests = self._requests(config={"split": split}, index=index)
+            replies = self.messenger.ask(Verb.EMBED, requests, step)
+            embeddings = self._delivered(replies, step)
+            asked = Content({"split": split}, embeddings, index=index)
+            yield self.messenger.ask(verb, {label: asked}, step)[label]
 
     def _checkpoint(self, tag: str) -> None:
         """Have every party keep its state after the last completed step."""
         self._tell_passive(Verb.CHECKPOINT, tag=tag)
         label = self.participants.label.name
         self.messenger.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
-        kept = {
-            "run": asdict(self.state),
-            "defender": self.defender.state_dict(),
-        }
-        self._keeper.save(tag, kept)
+        run, defender = self.state.state_dict(), self.defender.state_dict()
+        self._checkpoints.save(tag, {"run": run, "defender": defender})
 
     def restore(self, tag: str) -> None:
-        """Bring every party, and this run, back to a checkpoint."""
+        """Bring every party, and this run, back to a checkpoint that all have."""
         contents = {name: Content({"tag": tag}) for name in self.messenger.nodes}
         replies = self.messenger.ask(Verb.RESTORE, contents)
-        steps = {name: reply.number("step") for name, reply in replies.items()}
+        steps = {name: reply.step for name, reply in replies.items()}
         if len(set(steps.values())) != 1:
             raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
         self._delivered({})
         step = next(iter(steps.values()))
-        kept = self._keeper.load(tag)
+        kept = self._checkpoints.load(tag)
         if kept is None:
             log(WARNING, "the strategy has no part of '%s': its history is lost", tag)
-            defender = self.defender.state_dict()
-            kept = {"run": asdict(RunState(step=step)), "defender": defender}
-            self._keeper.kept[tag] = copy.deepcopy(kept)
+            run, defender = RunState(step=step), self.defender.state_dict()
+            kept = {"run": run.state_dict(), "defender": defender}
+            self._checkpoints.kept[tag] = copy.deepcopy(kept)
         self.defender.load_state_dict(kept["defender"])
-        self.state = RunState(**kept["run"])
+        self.state = RunState.from_state(kept["run"])
 
     def resume(self) -> None:
         """Go back to the newest step that every party has a checkpoint of."""
@@ -318,7 +348,7 @@ class Training:
         if not steps:
             raise ConfigError(
                 "there is no checkpoint that every party has; give every node a "
-                "state-dir, set checkpoint_every, and start once without resume"
+                "state-dir, set Checkpoints(every=...), and start once without resume"
             )
         self.restore(step_tag(max(steps)))
         log(INFO, "resumed after step %d", self.state.step)
@@ -332,26 +362,22 @@ class Training:
             error.add_note(f"step {step + 1} was tried {self._rewinds} times")
             raise error
         log(WARNING, "%s", error)
-        self.participants = self.strategy.meet(self.messenger)
+        self.participants = self.strategy.setup(self.messenger, reuse=True)
+        tags = self.participants.common_checkpoints() & set(self._checkpoints.kept)
         try:
-            self._go_back(
-                self.participants.common_checkpoints() & set(self._keeper.kept)
-            )
+            self._go_back(tags)
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 
     def _finish(self) -> None:
         stopping = self.strategy.early_stopping
-        if (
-            stopping is not None
-            and stopping.restore_best
-            and self.state.best is not None
-        ):
+        restores = stopping is not None and stopping.restore_best
+        if restores and self.state.best is not None:
             ended = self.state
             self._tell_passive(Verb.BACKWARD)
             self.restore("best")
             self.state = ended
-        if self.strategy.keep_final:
+        if self.strategy.checkpoints.keep_final:
             self._checkpoint("final")
         elif self._gradient_step:
             self._tell_passive(Verb.BACKWARD)

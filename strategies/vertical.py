@@ -3,115 +3,167 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from logging import INFO
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
+from numpy.typing import NDArray
 
-from flower_vfl.alignment import DEFAULT_GROUP
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.leakage.settings import Leakage
 from flower_vfl.parties.aggregation import AGGREGATIONS
+from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.protocol.messages import to_tensor
+from flower_vfl.strategies.defenses.compose import Compose, flat
+from flower_vfl.strategies.defenses.registry import build_defense, defense_spec
 from flower_vfl.transform import GradientTransform
 
-from .alignment import RELAY_BYTES, AlignmentPlan
+from .alignment import Alignment
+from .checkpoints import Checkpoints
 from .messenger import Messenger
-from .rounds import VerticalRounds
-from .settings import (
-    log_settings,
-    make_config,
-    not_negative,
-    not_used,
-    rates_by_party,
-    transform_list,
-)
+from .serving import serve
 from .setup import Participants, setup
-from .state import VerticalResult
+from .state import EvaluateFunction, VerticalResult
 from .stopping import EarlyStopping
 from .tracking import Tracker
 from .training import Training
 
 Placement = Literal["strategy", "label"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+DefenseLike = str | GradientTransform | Sequence[GradientTransform]
 
 
-class VerticalStrategy(VerticalRounds):
-    """Train a model that is split between a label party and passive parties.
+@dataclass(frozen=True)
+class Defense:
+    """What is done to every gradient before it leaves for its party, and where.
 
-    A round is an epoch. In each step every passive party gets the gradient of the step
-    before and returns the embedding of the next batch; the label party gets the
-    embeddings and returns one gradient per passive party.
+    Parameters
+    ----------
+    what : str | GradientTransform | Sequence[GradientTransform] (default: ())
+        A config string such as ``"marvell:s=4"``, a transform, or several, which are
+        applied in order.
+    at : Literal["strategy", "label"] (default: "strategy")
+        Where it runs: at the strategy, which needs a label party that trusts the
+        server, or at the label party, before anything leaves it.
+    noise_seed : int | None (default: None)
+        Seed of the noise. None draws a secret for every run. A number makes simulations
+        repeatable: a party that knows it can subtract the noise. A label party that
+        does not trust the server ignores it.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Defense, Marvell
+    >>> Defense("marvell:s=4", at="label").spec
+    'marvell:s=4.0'
+    >>> Defense([Marvell(s=4)]).at
+    'strategy'
+    """
+
+    what: DefenseLike = ()
+    at: Placement = "strategy"
+    noise_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names, and build what a config string names."""
+        if self.at not in PLACEMENTS:
+            raise unknown_name("placement", self.at, PLACEMENTS)
+        if self.noise_seed is not None and self.noise_seed < 0:
+            raise ConfigError(f"noise_seed must not be negative, got {self.noise_seed}")
+        what = self.what
+        if isinstance(what, str):
+            what = [build_defense(what)] if what.strip() else []
+        elif isinstance(what, GradientTransform):
+            what = [what]
+        object.__setattr__(self, "what", tuple(flat(what)))
+
+    @property
+    def transforms(self) -> tuple[GradientTransform, ...]:
+        """The transforms, in the order in which they are applied."""
+        return self.what  # type: ignore[return-value]
+
+    @property
+    def spec(self) -> str:
+        """The config string of the transforms."""
+        return defense_spec(Compose(self.transforms))
+
+
+class VerticalStrategy(Strategy):
+    """Trains one model over parties that hold different columns of the same rows.
 
     Parameters
     ----------
     batch_size : int (default: 256)
-        Rows of a training batch; 0 for all training rows at once.
+        Rows of a training batch; 0 for all training rows in one batch.
     seed : int (default: 0)
-        Decides batches, splits, dropout and everything else that is random.
+        Decides splits, batches and the parties' random states.
     aggregation : str | None (default: None)
-        ``"concat"``, ``"sum"``, ``"mean"``, ``"max"`` or ``"product"``; None leaves it
-        to the label party, which may have a module of its own for it.
+        How embeddings are joined: ``"concat"``, ``"sum"``, ``"mean"``, ``"max"`` or
+        ``"product"``; None leaves it to the label party.
     learning_rate : float | Mapping[str, float] | None (default: None)
-        For all parties, or by party name with ``"*"`` for the others; None keeps what
-        the parties' optimizers say.
-    test_fraction, valid_fraction : float (default: 0.2, 0.0)
-        Held-out shares, where the parties bring no split of their own.
+        For all parties, or by name (``"*"`` for the others); None keeps those of the
+        parties' optimizers.
+    test_fraction, valid_fraction : float (defaults: 0.2, 0.0)
+        Held-out shares of the rows, where the parties bring no split of their own.
     evaluate_every : int (default: 1)
-        Epochs between evaluations; 0 for none. The last epoch is always evaluated.
+        Epochs between evaluations on the held-out rows; 0 for none. The last epoch is
+        always evaluated.
     early_stopping : EarlyStopping | None (default: None)
         Stop when the validation rows no longer improve.
-    transforms : Sequence[GradientTransform] | GradientTransform | str (default: ())
-        Defenses, applied in order to every gradient before it leaves for its party; or
-        one as a config string, e.g. ``"marvell:s=4"``.
-    placement : Literal["strategy", "label"] (default: "strategy")
-        Where they run: here, which needs a label party that trusts the server, or at
-        the label party, before anything leaves it.
-    noise_seed : int | None (default: None)
-        What their noise is drawn from. None draws a secret for every run. A number
-        makes runs repeatable, for simulations: a party that knows it can subtract the
-        noise. A label party that does not trust the server does not take it.
+    defense : Defense | str | GradientTransform | Sequence[GradientTransform]
+        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"``, or
+        ``Defense("marvell:s=4", at="label")``; nothing by default.
     leakage : Leakage | None (default: None)
         Attacks on every gradient that leaves, measured where the defense runs, or at
         the label party where there is none; and a limit on what they may find.
-    checkpoint_every : int (default: 0)
-        Steps between checkpoints at every party; 0 for none.
-    keep_final : bool (default: False)
-        Whether every party keeps a checkpoint ``"final"`` at the end.
-    state_dir : str | Path | None (default: None)
-        Where the strategy keeps its own part of every checkpoint.
+    alignment : Alignment | str (default: "none")
+        How the parties' ids are aligned before training: ``"psu"``, ``"psi"``,
+        ``"none"``, or ``Alignment("psu", padding=100)``.
+    checkpoints : Checkpoints (default: Checkpoints())
+        When and where the run is saved.
     parties : int | None (default: None)
         Number of parties to wait for, the label party included.
     retries : int (default: 1)
         How often a request without a reply is sent again.
     threads : int (default: 0)
-        Number of torch threads of every party; 0 leaves it alone. Sums depend on it, so
-        runs on different engines are equal to the last bit only if it is the same.
+        Number of torch threads of every party; 0 leaves it alone. Floating-point sums
+        depend on it: runs on different engines are equal to the last bit only if it is
+        the same.
     evaluation_rows : int (default: 8192)
         Rows that travel in one message of an evaluation.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
-    alignment : str (default: "none")
-        ``"psu"`` trains on the private union of the parties' ids, ``"psi"`` on their
-        intersection; ``"none"`` where all have the same rows.
-    group : str (default: "ristretto255")
-        The group that alignment computes in, one of `flower_vfl.alignment.GROUPS`.
-    padding : int (default: 0)
-        Dummy ids of each party, to blur the size of the intersection.
-    relay_bytes : int (default: 16 MiB)
-        Most bytes of lists in one message of the alignment.
     trackers : Iterable[Tracker] (default: ())
-        Who is told what every step and every epoch measured, such as
+        Where metrics go while the run is going on, such as
         :class:`flower_vfl.strategies.TensorBoard`.
     notes : Mapping[str, Any] | None (default: None)
-        What they are to show beside these settings, such as the name of the data.
+        What trackers show beside these settings, such as the name of the data.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
+    >>> from flower_vfl import VerticalStrategy
+    >>> x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    >>> label = LabelParty((x.sum(1) > 0).long(), CrossEntropy(nn.Linear(4, 1)))
+    >>> strategy = VerticalStrategy(batch_size=32, progress=False)
+    >>> with in_process([label, PassiveParty(x, nn.Linear(6, 4))]) as grid:
+    ...     result = strategy.start(grid, num_rounds=2)
+    >>> sorted(result.train_metrics_clientapp)
+    [1, 2]
     """
+
+    _training: Training | None = None
 
     def __init__(
         self,
+        *,
         batch_size: int = 256,
         seed: int = 0,
         aggregation: str | None = None,
@@ -120,66 +172,63 @@ class VerticalStrategy(VerticalRounds):
         valid_fraction: float = 0.0,
         evaluate_every: int = 1,
         early_stopping: EarlyStopping | None = None,
-        transforms: Sequence[GradientTransform] | GradientTransform | str = (),
-        placement: Placement = "strategy",
-        noise_seed: int | None = None,
+        defense: Defense | DefenseLike = (),
         leakage: Leakage | None = None,
-        checkpoint_every: int = 0,
-        keep_final: bool = False,
-        state_dir: str | Path | None = None,
+        alignment: Alignment | str = "none",
+        checkpoints: Checkpoints | None = None,
         parties: int | None = None,
         retries: int = 1,
         threads: int = 0,
         evaluation_rows: int = 8192,
         progress: bool | None = None,
-        alignment: str = "none",
-        group: str = DEFAULT_GROUP,
-        padding: int = 0,
-        relay_bytes: int = RELAY_BYTES,
         trackers: Iterable[Tracker] = (),
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         if aggregation is not None and aggregation not in AGGREGATIONS:
             raise unknown_name("aggregation", aggregation, AGGREGATIONS)
-        not_negative(
-            batch_size=batch_size,
-            evaluate_every=evaluate_every,
-            checkpoint_every=checkpoint_every,
-            retries=retries,
-            threads=threads,
-            evaluation_rows=evaluation_rows,
-            noise_seed=noise_seed or 0,
-        )
+        numbers = {
+            "batch_size": batch_size,
+            "evaluate_every": evaluate_every,
+            "retries": retries,
+            "threads": threads,
+            "evaluation_rows": evaluation_rows,
+        }
+        for name, number in numbers.items():
+            if number < 0:
+                raise ConfigError(f"{name} must not be negative, got {number}")
         if early_stopping is not None and not evaluate_every:
             raise ConfigError("early stopping needs evaluations: set evaluate_every")
         self.batch_size = batch_size
         self.seed = seed
         self.aggregation = aggregation
-        self.rates = rates_by_party(learning_rate)
+        self.rates = _rates(learning_rate)
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
         self.evaluate_every = evaluate_every
         self.early_stopping = early_stopping
-        self.transforms = transform_list(transforms)
-        if placement not in PLACEMENTS:
-            raise unknown_name("placement", placement, PLACEMENTS)
-        self.placement: Placement = placement
-        self.noise_seed = noise_seed
+        self.defense = defense if isinstance(defense, Defense) else Defense(defense)
         self.leakage = leakage
-        self.checkpoint_every = checkpoint_every
-        self.keep_final = keep_final
-        self.state_dir = state_dir
+        if isinstance(alignment, str):
+            alignment = Alignment(alignment)
+        self.alignment = alignment
+        self.checkpoints = checkpoints or Checkpoints()
         self.parties = parties
         self.retries = retries
         self.threads = threads
         self.evaluation_rows = evaluation_rows
         self.progress = progress
-        self.alignment = AlignmentPlan(alignment, group, padding, relay_bytes, progress)
         self.trackers = list(trackers)
         self.notes = dict(notes or {})
 
     def summary(self) -> None:
         """Log the settings."""
-        log_settings(self)
+        fraction = f"test {self.test_fraction:g}, valid {self.valid_fraction:g}"
+        names = ", ".join(type(t).__name__ for t in self.defense.transforms)
+        defenses = f"{names} (at the {self.defense.at})" if names else "none"
+        log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
+        log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
+        log(INFO, "\t├──> alignment: %s", self.alignment.method)
+        log(INFO, "\t├──> held out (unless the data says): %s", fraction)
+        log(INFO, "\t└──> defenses: %s", defenses)
 
     def start(
         self,
@@ -189,7 +238,8 @@ class VerticalStrategy(VerticalRounds):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+        *,
         resume: bool = False,
     ) -> VerticalResult:
         """Train, and return what was measured.
@@ -209,8 +259,8 @@ class VerticalStrategy(VerticalRounds):
             Seconds to wait for a party's reply.
         train_config, evaluate_config : ConfigRecord | None (default: None)
             Must be None or empty: parties are configured by this strategy.
-        evaluate_fn : Callable | None (default: None)
-            Called after the run for every evaluated epoch, with no arrays.
+        evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
+            Called after each evaluated epoch, with its number and no arrays.
         resume : bool (default: False)
             Continue from the newest checkpoint that every party has.
 
@@ -218,33 +268,35 @@ class VerticalStrategy(VerticalRounds):
         -------
         VerticalResult
             Flower's result: training and evaluation metrics by epoch. Its arrays are
-            empty, because no model leaves its party. What defenses report about a
-            party is in ``series``, step by step.
+            empty, because no model leaves its party. What defenses and attacks report
+            about each party at each step is in ``records``.
         """
-        not_used(
-            initial_arrays=initial_arrays,
-            train_config=train_config,
-            evaluate_config=evaluate_config,
-        )
+        unused = {
+            "initial_arrays": initial_arrays,
+            "train_config": train_config,
+            "evaluate_config": evaluate_config,
+        }
+        for name, value in unused.items():
+            if value:
+                raise ConfigError(
+                    f"{name} is not used in vertical training: parties keep their own "
+                    "models, and settings are arguments of VerticalStrategy"
+                )
         if num_rounds < 1:
             raise ConfigError(f"num_rounds must be at least 1, got {num_rounds}")
         log(INFO, "Starting %s:", type(self).__name__)
         self.summary()
         started = time.time()
-        training = self.connect(grid, num_rounds, timeout, resume)
-        label = training.participants.label.name
+        training = self.connect(grid, num_rounds, timeout, resume=resume)
         if not training.participants.sizes["train"]:
             remedy = "Make the held-out parts smaller"
+            label = training.participants.label.name
             raise PartyError(label, "has no training rows", remedy)
         if resume:
             training.resume()
-        state = training.run()
-        result = VerticalResult.of(state)
-        if evaluate_fn is not None:
-            for epoch in state.evaluate:
-                metrics = evaluate_fn(epoch, ArrayRecord())
-                if metrics is not None:
-                    result.evaluate_metrics_serverapp[epoch] = metrics
+        training.evaluate_fn = evaluate_fn
+        result = VerticalResult.of(training.run())
+        result.evaluate_metrics_serverapp.update(training.server_metrics)
         log(INFO, "Finished in %.2f s", time.time() - started)
         return result
 
@@ -253,11 +305,15 @@ class VerticalStrategy(VerticalRounds):
         grid: Grid,
         num_rounds: int = 1,
         timeout: float = 3600,
+        *,
         resume: bool = False,
     ) -> Training:
-        """Greet the parties of a grid and agree on the terms, without training."""
+        """Set up the parties of a grid without training them.
+
+        With `resume`, the alignment that the parties have kept is used again.
+        """
         messenger = Messenger(grid, timeout, self.retries)
-        participants = self.meet(messenger, reuse=resume)
+        participants = self.setup(messenger, reuse=resume)
         if self.early_stopping is not None and not participants.sizes["valid"]:
             raise ConfigError(
                 "early stopping looks at validation rows and there are none; set "
@@ -266,8 +322,116 @@ class VerticalStrategy(VerticalRounds):
         self._training = Training(self, messenger, participants, num_rounds)
         return self._training
 
-    def meet(self, messenger: Messenger, reuse: bool = True) -> Participants:
-        """Hold the hello with the nodes that a messenger reaches."""
+    def setup(self, messenger: Messenger, reuse: bool) -> Participants:
+        """Wait for the nodes, and configure them for this strategy."""
         messenger.wait_for_nodes(self.parties)
-        plan, threads, terms = self.alignment, self.threads, make_config(self)
-        return setup(messenger, terms, self.rates, threads, plan, reuse)
+        return setup(
+            messenger,
+            self._config(),
+            self.rates,
+            threads=self.threads,
+            alignment=self.alignment,
+            reuse=reuse,
+            progress=self.progress,
+        )
+
+    def _config(self) -> TrainingConfig:
+        """Return what the parties are told, still without their names."""
+        config = TrainingConfig(
+            seed=self.seed,
+            batch_size=self.batch_size,
+            evaluation_rows=self.evaluation_rows,
+            test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
+            aggregation=self.aggregation or "",
+            leakage="" if self.leakage is None else self.leakage.to_text(),
+        )
+        defense = self.defense
+        if not defense.transforms:
+            return config
+        if defense.at == "strategy":
+            return replace(config, defended="strategy")
+        seed = "" if defense.noise_seed is None else f"{defense.noise_seed:x}"
+        return replace(config, defended="label", defense=defense.spec, noise_seed=seed)
+
+    def predict(self, split: str = "test") -> NDArray[Any]:
+        """Return the model's predictions for a split, in row order.
+
+        Parameters
+        ----------
+        split : str (default: "test")
+            ``"train"``, ``"valid"`` or ``"test"``.
+        """
+        parts = [to_tensor(part).numpy() for part in self._running().predict(split)]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+
+    def serve(self, party: str, hide: int = 0) -> None:
+        """Have the label party answer what a passive party asks.
+
+        Works after :meth:`start`, or after :meth:`connect` and ``restore``. The party's
+        node says what it asks about (``party.questions``, its own row numbers) and
+        finds the predictions in ``party.answers``. See
+        :mod:`flower_vfl.protocol.serving` for what travels, and what it tells.
+
+        Parameters
+        ----------
+        party : str
+            Name of the asking party.
+        hide : int (default: 0)
+            Rows of the batch that each row hides in. 0 sends embeddings alone, for one
+            passive party and a label party without features.
+        """
+        training = self._running()
+        serve(training.messenger, training.participants, party, hide)
+
+    def _running(self) -> Training:
+        if self._training is None:
+            raise ConfigError("call start or connect first: no party is known yet")
+        return self._training
+
+    # A step needs two rounds of messages, so that `start` drives the training itself
+    # and Flower's loop over these four methods is not used.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: :meth:`start` trains step by step."""
+        raise _not_in_rounds()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: :meth:`start` trains step by step."""
+        raise _not_in_rounds()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: :meth:`start` evaluates by itself."""
+        raise _not_in_rounds()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Refuse: :meth:`start` evaluates by itself."""
+        raise _not_in_rounds()
+
+
+def _not_in_rounds() -> ConfigError:
+    return ConfigError(
+        "vertical training does not run in Flower's rounds: call "
+        "VerticalStrategy.start(grid, num_rounds=epochs)"
+    )
+
+
+def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Return learning rates by party name, ``"*"`` for the others."""
+    if rate is None:
+        return {}
+    rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
+    for name, value in rates.items():
+        if not value > 0.0:
+            raise ConfigError(
+                f"the learning rate of '{name}' must be positive: {value}"
+            )
+    return rates

@@ -22,9 +22,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
-from flower_vfl.protocol import residence
 from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.protocol.replay import forget, party_of
+from flower_vfl.protocol.replay import RESIDENT, forget, party_of
 
 NodeConfig = Mapping[str, UserConfigValue]
 _TRUSTING = AlignmentSettings(trust_server=True)
@@ -72,9 +71,9 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._sent = 0
         _claim_identity(run_id)
-        for node in self._contexts:
-            residence.mark(run_id, node)
-        self._release = weakref.finalize(self, _release, run_id, list(self._contexts))
+        for context in self._contexts.values():
+            context.__dict__[RESIDENT] = True
+        self._release = weakref.finalize(self, forget, run_id)
 
     def parties(self) -> dict[str, Party]:
         """Return the vertical parties that live behind this grid, by name."""
@@ -165,15 +164,9 @@ def _claim_identity(run_id: int) -> None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 1
 
 
-def _release(run_id: int, nodes: list[int]) -> None:
-    for node in nodes:
-        residence.unmark(run_id, node)
-    forget(run_id)
-
-
 def in_process(
     parties: Sequence[Party],
-    aligning: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
+    alignment: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
 ) -> InProcessGrid:
     """Return a grid for parties that were made by hand, for example in a notebook.
 
@@ -181,7 +174,7 @@ def in_process(
     ----------
     parties : Sequence[Party]
         One label party and at least one passive party, in any order.
-    aligning : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
+    alignment : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
         What each party brings to an alignment of ids, by name or for all. The default
         trusts the server: it is this process, which holds all data anyway.
     """
@@ -210,9 +203,9 @@ def in_process(
         return party
 
     def settings(context: Context) -> AlignmentSettings:
-        if isinstance(aligning, AlignmentSettings):
-            return aligning
-        return aligning.get(str(context.node_config["name"]), AlignmentSettings())
+        if isinstance(alignment, AlignmentSettings):
+            return alignment
+        return alignment.get(str(context.node_config["name"]), AlignmentSettings())
 
-    app = vertical_client_app(passive, label, aligning=settings)
+    app = vertical_client_app(passive, label, alignment=settings)
     return InProcessGrid(app, configs)

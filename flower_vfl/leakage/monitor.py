@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from logging import WARNING
 from typing import Any
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks.membership import membership_aucs
-from flower_vfl.leakage.attacks.success import direct_success
+from flower_vfl.leakage.attacks.direct import direct_success
 from flower_vfl.objectives import Task
+from flower_vfl.records import Measurement, from_columns, to_columns
+from flower_vfl.specs import parse_spec
 
 from .meter import LeakageMeter
 from .settings import Leakage as Leakage
@@ -23,14 +25,12 @@ from .settings import Leakage as Leakage
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.
 FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
 LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
-LATE = "late_"  # before the name of what the step before measured
-DIRECT_SUCCESS = "success_direct"
-MEMBER = "member_"
-MEMBER_GRADIENT, MEMBER_EMBEDDING = f"{MEMBER}spectral", f"{MEMBER}embedding"
+SUCCESS, MEMBERSHIP = "success", "membership"
+_RANDOM = "/random"  # how the meter marks random gradients of a party
 
 
 class LeakageMonitor:
-    """Measures every batch of gradients that leaves."""
+    """Measures every batch of gradients that leaves, and compares it with a limit."""
 
     def __init__(self, settings: Leakage, task: Task) -> None:
         self.settings = settings
@@ -40,16 +40,16 @@ class LeakageMonitor:
         if settings.membership_only:
             attacks = ()
         wider = settings.layers or settings.coalitions
-        names = [text.partition(":")[0] for text in attacks or ()]
-        self._reads_labels = "direct" in names and task != "regression"
-        if wider and "direct" in names and task != "regression":
+        direct = "direct" in [parse_spec(text)[0] for text in attacks or ()]
+        self._reads_labels = direct and task != "regression"
+        if wider and self._reads_labels:
             raise ConfigError(
                 "the direct attack reads one party's summed logits; measure it without "
                 "layers and coalitions"
             )
         self.meter = LeakageMeter(attacks, task, settings.baseline, keep=False)
-        self._recent: dict[str, deque[float]] = {}
-        self._late: Future[dict[str, float]] | dict[str, float] = {}
+        self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
+        self._late: Future[list[Measurement]] | list[Measurement] = []
         self._worker: ThreadPoolExecutor | None = None
 
     def measure_late(
@@ -59,30 +59,29 @@ class LeakageMonitor:
         labels: Tensor,
         step: int,
         real: Tensor | None = None,
-    ) -> dict[str, float]:
-        """Return what the step before measured, and measure this one meanwhile.
+    ) -> list[Measurement]:
+        """Return what the step before measured, and measure this one in a thread.
 
-        A limit has to act before anything else leaves: with one, this step is waited
-        for.
+        A limit has to act before the next gradient leaves, so that with one this step
+        is measured at once.
         """
         found = self.outstanding()
         if self.settings.limit is not None:
-            return found | self.measure(gradients, clean, labels, step, real)
+            return found + self.measure(gradients, clean, labels, step, real)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "leakage")
         given = dict(gradients), dict(clean), labels, step, real
         self._late = self._worker.submit(self.measure, *given)
         return found
 
-    def outstanding(self) -> dict[str, float]:
-        """Wait for what :meth:`measure_late` has begun; return it, named as there."""
+    def outstanding(self) -> list[Measurement]:
+        """Wait for what :meth:`measure_late` started, and return it."""
         found = self._wait()
-        self._late = {}
-        return {f"{LATE}{name}": value for name, value in found.items()}
+        self._late = []
+        return found
 
-    def _wait(self) -> dict[str, float]:
-        late = self._late
-        return late if isinstance(late, dict) else late.result()
+    def _wait(self) -> list[Measurement]:
+        return self._late if isinstance(self._late, list) else self._late.result()
 
     def measure(
         self,
@@ -91,57 +90,60 @@ class LeakageMonitor:
         labels: Tensor,
         step: int,
         real: Tensor | None = None,
-    ) -> dict[str, float]:
+    ) -> list[Measurement]:
         """Return the leak AUC of every attack on what each party gets."""
         if not gradients or step % self.settings.every:
-            return {}
-        metrics = {}
+            return []
+        found: list[Measurement] = []
         if self.settings.membership and real is not None:
-            metrics = self._members(gradients, real)
+            for party, gradient in gradients.items():
+                aucs = membership_aucs(gradient, real)
+                found += members("spectral", aucs, step, party)
         if not self.meter.attacks:
-            return metrics
+            return found
         if real is not None:
             gradients = {name: part[real] for name, part in gradients.items()}
             clean = {name: part[real] for name, part in clean.items()}
             labels = labels[real]
         together = self._coalitions(gradients)
-        found = self.meter.pairs(gradients, labels, step, clean, coalitions=together)
-        for party, values in found.items():
-            for attack, (raw, flipped) in values.items():
-                metrics[f"{LEAK}_{attack}/{party}"] = raw
-                metrics[f"{FLIPPED}_{attack}/{party}"] = flipped
+        pairs = self.meter.pairs(gradients, labels, step, clean, coalitions=together)
+        leaks = self._leaks(pairs, step)
+        found += leaks
         if self._reads_labels:
             for party, gradient in gradients.items():
                 success = direct_success(gradient, labels)
                 if not math.isnan(success):
-                    metrics[f"{DIRECT_SUCCESS}/{party}"] = success
+                    found.append(Measurement(SUCCESS, success, step, party, "direct"))
         if self.settings.limit is not None:
-            metrics |= self._exceeded(metrics, step)
-        return metrics
+            found += self._exceeded(leaks, step)
+        return found
 
     def measure_layers(
-        self, gradients: Mapping[str, Tensor], labels: Tensor, step: int
-    ) -> dict[str, float]:
+        self, gradients: Mapping[str, Tensor], labels: Tensor, step: int, party: str
+    ) -> list[Measurement]:
         """Return the leak AUC of every attack on every layer of one party's model."""
-        return {
-            f"{kind}_{attack}@{layer}": value
-            for layer, gradient in gradients.items()
-            if gradient.ndim and len(gradient) == len(labels)
-            for attack, pair in self.meter.pairs({layer: gradient}, labels, step)[
-                layer
-            ].items()
-            for kind, value in zip((LEAK, FLIPPED), pair, strict=True)
-        }
+        found: list[Measurement] = []
+        for layer, gradient in gradients.items():
+            if gradient.ndim and len(gradient) == len(labels):
+                pairs = self.meter.pairs({party: gradient}, labels, step, layer=layer)
+                found += self._leaks(pairs, step, layer)
+        return found
 
-    def _members(
-        self, gradients: Mapping[str, Tensor], real: Tensor
-    ) -> dict[str, float]:
-        """Return how well each party tells synthetic labels from real ones."""
-        return {
-            f"{MEMBER_GRADIENT}{kind}/{name}": auc
-            for name, part in gradients.items()
-            for kind, auc in membership_aucs(part, real).items()
-        }
+    def _leaks(
+        self,
+        pairs: Mapping[str, Mapping[str, tuple[float, float]]],
+        step: int,
+        layer: str = "",
+    ) -> list[Measurement]:
+        found = []
+        for name, values in pairs.items():
+            party = name.removesuffix(_RANDOM)
+            kind = "_random" if party != name else ""
+            for attack, (raw, flipped) in values.items():
+                at = (step, party, attack, layer)
+                found.append(Measurement(f"{LEAK}{kind}", raw, *at))
+                found.append(Measurement(f"{FLIPPED}{kind}", flipped, *at))
+        return found
 
     def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:
         coalitions = []
@@ -151,25 +153,24 @@ class LeakageMonitor:
                 coalitions.append(present)
         return coalitions
 
-    def _exceeded(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
+    def _exceeded(self, leaks: Iterable[Measurement], step: int) -> list[Measurement]:
         """Return the worst average of each party that exceeds the limit."""
         worst: dict[str, tuple[float, str]] = {}
         settings, regression = self.settings, self.meter.task == "regression"
         assert settings.limit is not None  # the caller looked
-        for name, value in metrics.items():
-            kind, _, party = name.partition("/")
-            skipped = kind.startswith(FLIPPED) or not kind.startswith(LEAK)
-            if skipped or party.endswith("/random"):
+        for leak in leaks:
+            if leak.metric != LEAK:
                 continue
-            recent = self._recent.setdefault(name, deque(maxlen=settings.window))
+            key = leak.party, leak.attack
+            recent = self._recent.setdefault(key, deque(maxlen=settings.window))
             # The sign of rho is that of whichever column was the best in a batch.
-            recent.append(abs(value) if regression else value)
+            recent.append(abs(leak.value) if regression else leak.value)
             # Flipped after the average: chance alone would add up otherwise.
             average = sum(recent) / len(recent)
             average = average if regression else max(average, 1.0 - average)
             if len(recent) == settings.window and average > settings.limit:
-                attack = kind.removeprefix(f"{LEAK}_")
-                worst[party] = max((average, attack), worst.get(party, (0.0, "")))
+                so_far = worst.get(leak.party, (0.0, ""))
+                worst[leak.party] = max((average, leak.attack), so_far)
         for party, (average, attack) in worst.items():
             log(
                 WARNING,
@@ -179,28 +180,31 @@ class LeakageMonitor:
             )
         if worst:
             self._recent.clear()  # said once per window; what follows is measured anew
-        return {f"{LIMIT}/{party}": average for party, (average, _) in worst.items()}
+        return [
+            Measurement(LIMIT, average, step, party, attack)
+            for party, (average, attack) in worst.items()
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that the limit looks at, and what is outstanding."""
-        recent = {name: list(values) for name, values in self._recent.items()}
-        return {"recent": recent, "late": self._wait()}
+        recent = [[*key, list(values)] for key, values in self._recent.items()]
+        return {"recent": recent, "late": to_columns(self._wait())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
-        window, recent = self.settings.window, state["recent"]
-        self._recent = {name: deque(v, maxlen=window) for name, v in recent.items()}
-        self._late = dict(state["late"])
+        """Restore what :meth:`state_dict` returned."""
+        window = self.settings.window
+        self._recent = {
+            (party, attack): deque(values, maxlen=window)
+            for party, attack, values in state["recent"]
+        }
+        self._late = from_columns(state["late"])
 
 
-def split_late(
-    metrics: Mapping[str, float],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what the step before measured, without the mark, and all the rest."""
-    late, now = {}, {}
-    for name, value in metrics.items():
-        if name.startswith(LATE):
-            late[name.removeprefix(LATE)] = value
-        else:
-            now[name] = value
-    return late, now
+def members(
+    attack: str, aucs: Mapping[str, float], step: int, party: str
+) -> list[Measurement]:
+    """Return what a membership attack found; kinds such as ``_sides`` extend its name."""
+    return [
+        Measurement(MEMBERSHIP, auc, step, party, f"{attack}{kind}")
+        for kind, auc in aucs.items()
+    ]

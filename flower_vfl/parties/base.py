@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -15,11 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.objectives import OptimizerFactory, clear_gradients
+from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.imputation.feature_imputer import FeatureImputer
 from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Role, Shape, TrainingConfig
 from flower_vfl.randomness import RandomState, derive_seed
+from flower_vfl.rows import check_finite
 
 from .device import resolve_device
 from .digests import keyed_digest, plain_list
@@ -29,11 +30,6 @@ ArrayLike = Tensor | NDArray[Any]
 Features = ArrayLike | Sequence[ArrayLike]
 
 default_optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
-
-
-def party_seed(seed: int, name: str) -> int:
-    """Return the seed of a party's random state (dropout and the like)."""
-    return derive_seed(seed, "training", name)
 
 
 def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
@@ -53,20 +49,6 @@ def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
     return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
 
 
-def check_finite(
-    tensor: Tensor, party: str, what: str, remedy: str, step: int | None
-) -> None:
-    """Raise if a tensor holds a NaN or an infinite entry."""
-    # A sum is several times cheaper than looking at each entry, and finite if all
-    # are; only a sum that overflowed needs the second look.
-    if math.isfinite(tensor.sum().item()):
-        return
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
-        raise PartyError(party, problem, remedy, step)
-
-
 class Party(ABC):
     """A participant with rows, perhaps features and a bottom model, and a device."""
 
@@ -81,8 +63,7 @@ class Party(ABC):
         ids: Sequence[object] | NDArray[Any] | None,
         split: NDArray[np.int8] | None,
         device: str | torch.device,
-        synthetic_features: str = "sampling",
-        secret: int | None = None,
+        imputation: Imputation,
     ) -> None:
         self.name = name or ""
         self.device = resolve_device(device)
@@ -95,7 +76,11 @@ class Party(ABC):
         self.random = RandomState(0, self.device)
         self.schedule: Schedule | None = None
         self.optimizer: Optimizer | None = None
-        self.union = FeatureImputer(synthetic_features, secret)
+        self.imputer = FeatureImputer(imputation.features, imputation.secret)
+        self._epoch = 0
+        self._batches: Sequence[
+            Tensor
+        ] = ()  # rows of the training batches of that epoch
 
     @property
     @abstractmethod
@@ -110,38 +95,40 @@ class Party(ABC):
     @property
     def row_index(self) -> RowIndex | None:
         """Which of the aligned rows it holds; None where all rows are its own."""
-        return self.union.row_index
+        return self.imputer.row_index
 
     def place(self, row_index: RowIndex) -> None:
         """Work on aligned rows, of which this party may not hold all.
 
-        Called before :meth:`configure`. Synthetic data stands in for what it does not hold.
+        Called before :meth:`configure`; the imputer fills in what it does not hold.
         """
-        self.union.put(row_index, self.own_rows, self.name)
+        self.imputer.put(row_index, self.own_rows, self.name)
         self.schedule = None
 
     @abstractmethod
     def describe(self, key: bytes) -> PartyDescription:
         """Return what the hello reports."""
 
-    def configure(self, terms: TrainingConfig) -> None:
-        """Take over the terms of the run and get ready for step 1."""
-        codes = self.union.split(self.split)
+    def configure(self, config: TrainingConfig) -> None:
+        """Take over the settings of a run and get ready for step 1."""
+        codes = self.imputer.split(self.split)
         if codes is None:
             codes = split_rows(
-                self.rows, terms.seed, terms.test_fraction, terms.valid_fraction
+                self.rows, config.seed, config.test_fraction, config.valid_fraction
             )
-        plan = Plan(terms.seed, terms.batch_size, terms.evaluation_rows)
+        plan = Plan(config.seed, config.batch_size, config.evaluation_rows)
         self.schedule = Schedule(codes, plan, self.device)
-        self.random = RandomState(party_seed(terms.seed, self.name), self.device)
+        self._epoch = 0
+        seed = derive_seed(config.seed, "training", self.name)
+        self.random = RandomState(seed, self.device)
         embeds = self.model is not None
-        self.union.fit(self.schedule.rows("train"), self.name, embeds)
+        self.imputer.fit(self.schedule.rows("train"), self.name, embeds)
         self.step = 0
         self.optimizer = None
         parameters = [p for p in self.trained_parameters() if p.requires_grad]
         if parameters:
             self.optimizer = self.make_optimizer(parameters)
-        self.set_learning_rate(terms.learning_rate)
+        self.set_learning_rate(config.learning_rate)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
@@ -150,14 +137,6 @@ class Party(ABC):
     def optimizers(self) -> list[Optimizer]:
         """Return every optimizer of this party."""
         return [self.optimizer] if self.optimizer is not None else []
-
-    def descend(self, output: Tensor, gradient: Tensor) -> None:
-        """Train the own parameters on the gradient of an output that they made."""
-        if self.optimizer is not None:
-            clear_gradients(self.optimizer)
-        output.backward(gradient)  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
-            self.optimizer.step()
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of every optimizer; 0 leaves them alone."""
@@ -174,31 +153,52 @@ class Party(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state."""
 
-    def agreed(self) -> Schedule:
-        """Return the schedule, or raise if the run has not been agreed on."""
+    def configured(self) -> Schedule:
+        """Return the schedule, or raise if the run has not been configured."""
         if self.schedule is None:
             raise PartyError(
                 self.name,
-                "was asked to work before the run's terms were agreed on",
+                "was asked to work before the run was configured",
                 "Start the run with VerticalStrategy.start, which does so first",
             )
         return self.schedule
+
+    def training_rows(self, step: int, epoch: int, index: int) -> Tensor:
+        """Return the rows of the next training batch; refuse any other step."""
+        if step != self.step + 1:
+            raise PartyError(
+                self.name,
+                f"has trained {self.step} steps and was asked for step {step}",
+                "Restore all parties to one checkpoint",
+                step,
+            )
+        if epoch != self._epoch:
+            self._batches = self.configured().training_batches(epoch)
+            self._epoch = epoch
+        if not 0 <= index < len(self._batches):
+            raise PartyError(
+                self.name,
+                f"was asked for batch {index} of epoch {epoch}, which has "
+                f"{len(self._batches)}",
+                "Give all parties the same rows and the same batch size",
+                step,
+            )
+        return self._batches[index]
 
     def embed_rows(
         self, rows: Tensor, at: tuple[int | str, ...], training: bool
     ) -> Tensor:
         """Return the embeddings of some rows of the run."""
-        return self.union.embed(rows, at, training, self.run_model)
-
-    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the features of some of its own rows."""
-        # The same as part[rows], several times faster.
-        return tuple(part.index_select(0, rows) for part in self.features)
+        if self.imputer.row_index is None:
+            return self.run_model(rows)
+        return self.imputer.embed(rows, at, training, self.run_model)
 
     def run_model(self, rows: Tensor) -> Tensor:
         """Return the bottom model's output for some of its own rows."""
         assert self.model is not None  # only called by parties that have one
-        output = cast(Tensor, self.model(*self.take(rows)))
+        # index_select is several times faster than part[rows].
+        batch = [part.index_select(0, rows) for part in self.features]
+        output = cast(Tensor, self.model(*batch))
         fits = isinstance(output, Tensor) and output.dim() > 1
         if not fits or len(output) != len(rows):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output)
@@ -252,7 +252,7 @@ class Party(ABC):
         """
         given = self.ids if self.row_index is None else None
         ids = () if given is None else plain_list(given)
-        codes = self.union.split(self.split)
+        codes = self.imputer.split(self.split)
         split = () if codes is None else codes.tolist()
         return (
             keyed_digest(ids, key) if ids else "",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,35 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flower_vfl.defender import Defender, DefenseFactory, LabelGuard, LabelStep
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.objectives import Objective, OptimizerFactory
-from flower_vfl.parties.imputation.label_imputer import LabelImputer
+from flower_vfl.objectives import Objective, OptimizerFactory, Outcome, clear_gradients
+from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
+from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
-from flower_vfl.transform import GradientTransform, Seen
+from flower_vfl.records import Measurement
+from flower_vfl.rows import check_finite
+from flower_vfl.transform import Defender, GradientTransform, Seen
 
-from .aggregation import Aggregation, check_embeddings, train_joined, try_shapes
+from .aggregation import LINEAR, Aggregation, try_shapes
 from .base import ArrayLike, Features, Party, as_tensors, default_optimizer
+from .defense_policy import DefenseFactory, DefensePolicy
 from .evaluation import Evaluation
+
+
+@dataclass
+class LabelStep:
+    """The result of one training step at the label party.
+
+    `gradients` are what leaves for each passive party; one whose gradient a defense
+    withheld is missing. `labels` are class numbers, for a defense at the strategy.
+    """
+
+    gradients: dict[str, Tensor]
+    loss: float
+    rows: int
+    metrics: dict[str, float]
+    labels: Tensor
+    measured: list[Measurement]
 
 
 class LabelParty(Party):
@@ -44,7 +64,7 @@ class LabelParty(Party):
         None takes the strategy's choice, or ``"concat"``.
     optimizer : OptimizerFactory (default: Adam with lr 1e-3)
         For the objective's modules, the own bottom model and an aggregation module.
-    name, ids, split, device
+    name, ids, split, device, imputation
         As for :class:`PassiveParty`.
     rows : int | None (default: None)
         Number of rows, for a party without labels and features.
@@ -54,18 +74,18 @@ class LabelParty(Party):
     defense : GradientTransform | None (default: None)
         A defense of its own, applied before anything leaves, whatever the strategy
         says.
-    defenses : Callable[[str], GradientTransform] | None (default: None)
+    build_defense : Callable[[str], GradientTransform] | None (default: None)
         Builds the defense that the strategy names for this node, usually
         ``flower_vfl.strategies.build_defense``.
-    synthetic_labels : str (default: "majority")
-        What stands in for labels that it does not hold, where the union of ids is
-        trained on: ``"majority"``, ``"minority"``, ``"random_pos"``, ``"random_pred"``
-        or ``"neighbors"``, perhaps with parameters.
-    synthetic_features, secret
-        As for :class:`PassiveParty`.
-    calibration : str (default: "")
-        Whether predictions undo what synthetic rows do to them: ``"te"`` when they are
-        made, ``"tr"`` in the loss, empty not at all.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import CrossEntropy, LabelParty
+    >>> labels = torch.tensor([0, 1, 1, 0])
+    >>> party = LabelParty(labels, CrossEntropy(torch.nn.Linear(4, 1)))
+    >>> party.rows
+    4
     """
 
     role = "label"
@@ -74,6 +94,7 @@ class LabelParty(Party):
         self,
         labels: ArrayLike | None,
         objective: Objective,
+        *,
         features: Features | None = None,
         model: nn.Module | None = None,
         aggregation: str | nn.Module | None = None,
@@ -82,22 +103,20 @@ class LabelParty(Party):
         ids: Sequence[object] | NDArray[Any] | None = None,
         split: NDArray[np.int8] | None = None,
         device: str | torch.device = "auto",
+        imputation: Imputation | None = None,
         rows: int | None = None,
         trust_server: bool = False,
         defense: GradientTransform | None = None,
-        defenses: DefenseFactory | None = None,
-        synthetic_labels: str = "majority",
-        synthetic_features: str = "sampling",
-        calibration: str = "",
-        secret: int | None = None,
+        build_defense: DefenseFactory | None = None,
     ) -> None:
         if (features is None) != (model is None):
             raise ConfigError(
                 "a label party with features needs a bottom model for them, and a "
                 "bottom model needs features: give both or neither"
             )
-        own = (features, model, optimizer, name, ids, split, device)
-        super().__init__(*own, synthetic_features, secret)
+        imputation = imputation or Imputation()
+        given = (features, model, optimizer, name, ids, split, device)
+        super().__init__(*given, imputation)
         if labels is not None and not isinstance(labels, Tensor):
             labels = np.asarray(labels)
         self.raw_labels = None if labels is None else as_tensors(labels)[0]
@@ -105,12 +124,14 @@ class LabelParty(Party):
         self._own_aggregation = aggregation
         self._joiner = Aggregation(aggregation or "concat").to(self.device)
         self.trust_server = trust_server
-        self._guard = LabelGuard(defense, defenses)
+        self._policy = DefensePolicy(defense, build_defense)
+        self.defender = Defender()
         self._rows = rows
         self._labels: Tensor | None = None
         self._shapes: dict[str, Shape] = {}
         self._evaluation = Evaluation()
-        self._label_side = LabelImputer(self.union, synthetic_labels, calibration)
+        calibration = imputation.calibration
+        self._label_imputer = LabelImputer(self.imputer, imputation.labels, calibration)
 
     @property
     def own_rows(self) -> int:
@@ -120,7 +141,7 @@ class LabelParty(Party):
         return len(self.features[0]) if self.features else (self._rows or 0)
 
     def describe(self, key: bytes) -> PartyDescription:
-        """Return what the hello reports."""
+        """Return what the party says about itself before a run."""
         self.check_data()
         if self.features and len(self.features[0]) != self.own_rows:
             raise PartyError(
@@ -140,38 +161,35 @@ class LabelParty(Party):
         task = self.objective.task
         return PartyDescription(self.name, "label", self.rows, shape, task, ids, split)
 
-    def configure(self, terms: TrainingConfig) -> None:
-        """Take over the terms of the run and check that the embeddings fit."""
-        chosen = self._own_aggregation or terms.aggregation or "concat"
-        if terms.aggregation and chosen != terms.aggregation:
+    def configure(self, config: TrainingConfig) -> None:
+        """Take over the settings of a run and check that the embeddings fit."""
+        chosen = self._own_aggregation or config.aggregation or "concat"
+        if config.aggregation and chosen != config.aggregation:
             own = chosen if isinstance(chosen, str) else type(chosen).__name__
             raise PartyError(
                 self.name,
-                f"is set to aggregation '{own}', the strategy to '{terms.aggregation}'",
+                f"is set to aggregation '{own}', the strategy to "
+                f"'{config.aggregation}'",
                 "Set it in one place only",
             )
         if isinstance(chosen, str):
             self._joiner = Aggregation(chosen)
-        self._shapes = dict(terms.parties)
+        self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
-        self._guard.configure(terms, self.name, self.objective.task, self.trust_server)
-        super().configure(terms)
-        training = self.agreed().rows("train")
+        task, trust = self.objective.task, self.trust_server
+        self.defender = self._policy.defender(config, self.name, task, trust)
+        super().configure(config)
+        training = self.configured().rows("train")
         if self._labels is not None and len(training):
-            settings = (self.objective, terms.parties, self.name)
-            self._label_side.fit(self._labels, training, *settings)
-            known, _ = self._label_side.labelled(training)
+            settings = (self.objective, config.parties, self.name)
+            self._label_imputer.fit(self._labels, training, *settings)
+            known, _ = self._label_imputer.labelled(training)
             self.objective.prepare(self.features, self._labels, known)
-        shapes, own_shape = dict(terms.parties), self.probe_shape()
+        shapes, own_shape = dict(config.parties), self.probe_shape()
         if own_shape:
             shapes = {self.name: own_shape, **shapes}
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
-
-    @property
-    def defender(self) -> Defender:
-        """What is done here to gradients before they leave."""
-        return self._guard.defender
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
@@ -182,40 +200,37 @@ class LabelParty(Party):
         return super().optimizers() + self.objective.optimizers
 
     def train_step(
-        self, step: int, epoch: int, index: int, embeddings: Mapping[str, Tensor]
+        self,
+        step: int,
+        epoch: int,
+        index: int,
+        embeddings: Mapping[str, Tensor],
+        late: bool = False,
     ) -> LabelStep:
-        """Train on one batch and return a gradient for each passive party."""
-        if step != self.step + 1:
-            raise PartyError(
-                self.name,
-                f"has trained {self.step} steps and was asked for step {step}",
-                "Restore all parties to one checkpoint",
-                step,
-            )
-        rows = self.agreed().training_rows(epoch, index)
+        """Train on one batch and return a gradient for each passive party.
+
+        With `late`, what the gradients leak may be reported with the next step.
+        """
+        rows = self.training_rows(step, epoch, index)
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
         self._set_training(True)
         received = self._received(embeddings, len(rows), step)
-        self.objective.rows = self._label_side.local(rows)
+        parts = list(received.values())
         with self.random:
-            own = self._own_part(rows, ("train", step), True)
-            parts = list(received.values())
-
-            def join() -> Tensor:
-                joined: Tensor = self._joiner([part.detach() for part in own + parts])
-                return joined.detach()
-
-            labels = self._label_side.batch(
-                rows, step, lambda: self._expect(join), join
-            )
-            outcome, gradients = train_joined(
-                self._joiner,
-                own,
-                parts,
-                lambda joined: self.objective.step(joined, labels.used),
-                self.descend,
-            )
+            own = []
+            if self.model is not None:
+                own = [self.embed_rows(rows, ("train", step), True)]
+            if self.imputer.row_index is None:
+                found = self._labels.index_select(0, rows)
+                labels = BatchLabels(found, found)
+                self.objective.rows = rows
+            else:
+                labels = self._impute(rows, step, own + parts)
+            if self._joiner.name in LINEAR:
+                outcome, gradients = self._train_linear(own, parts, labels.used)
+            else:
+                outcome, gradients = self._train_module(own, parts, labels.used)
         loss = outcome.loss.item()
         if not math.isfinite(loss):
             raise PartyError(
@@ -225,28 +240,76 @@ class LabelParty(Party):
                 step,
             )
         self.step = step
-        self.union.imputer.commit()
-        by_party = dict(zip(received, gradients, strict=True))
-        seen = Seen(received, rows)
-        defended = self.defender.defend(
-            by_party, labels.classes, step, epoch, labels.real, seen
-        )
-        metrics = {**outcome.metrics, **defended.metrics}
-        return LabelStep(defended.gradients, loss, len(rows), metrics, labels.classes)
+        if self.imputer.row_index is not None:
+            self.imputer.imputer.commit()
+        leaving, measured = dict(zip(received, gradients, strict=True)), []
+        if not self.defender.idle:
+            leaving, measured = self.defender.defend(
+                leaving,
+                labels.classes,
+                step,
+                epoch,
+                real=labels.real,
+                seen=Seen(received, rows),
+                late=late,
+            )
+        metrics = outcome.metrics
+        return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
 
-    def _own_part(
-        self, rows: Tensor, at: tuple[int | str, ...], training: bool
-    ) -> list[Tensor]:
-        """Return the embedding of the own features, if there are any."""
-        return [] if self.model is None else [self.embed_rows(rows, at, training)]
+    def _impute(self, rows: Tensor, step: int, parts: list[Tensor]) -> BatchLabels:
+        """Return the labels of a batch of aligned rows; some may be missing."""
+        self.objective.rows = self.imputer.local[rows]
 
-    def _expect(self, join: Callable[[], Tensor]) -> Tensor:
-        """Return what the model now makes of a batch, without learning from it."""
-        self._set_training(False)
-        with torch.no_grad():
-            expected = self.objective.expect(join())
-        self._set_training(True)
-        return expected
+        def join() -> Tensor:
+            joined: Tensor = self._joiner([part.detach() for part in parts])
+            return joined.detach()
+
+        def expect() -> Tensor:
+            self._set_training(False)
+            with torch.no_grad():
+                expected = self.objective.expect(join())
+            self._set_training(True)
+            return expected
+
+        return self._label_imputer.batch(rows, step, expect, join)
+
+    def _train_linear(
+        self, own: list[Tensor], received: list[Tensor], labels: Tensor
+    ) -> tuple[Outcome, list[Tensor]]:
+        """Train where the gradient of each part follows without autograd."""
+        parts = own + received
+        joined = LINEAR[self._joiner.name]([part.detach() for part in parts])
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        gradient = outcome.gradient
+        if self._joiner.name == "concat":
+            gradients = list(gradient.split([part.shape[1] for part in parts], 1))
+        else:
+            mean = self._joiner.name == "mean"
+            gradients = [gradient / len(parts) if mean else gradient] * len(parts)
+        if own and own[0].requires_grad:
+            self._descend(own[0], gradients[0])
+        return outcome, gradients[len(own) :]
+
+    def _train_module(
+        self, own: list[Tensor], received: list[Tensor], labels: Tensor
+    ) -> tuple[Outcome, list[Tensor]]:
+        """Train where autograd finds the gradient of each part."""
+        leaves = [part.detach().requires_grad_() for part in received]
+        joined = self._joiner([*own, *leaves])
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        self._descend(joined, outcome.gradient)
+        return outcome, [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for leaf in leaves
+        ]
+
+    def _descend(self, output: Tensor, gradient: Tensor) -> None:
+        """Train the own bottom model and the aggregation on an output's gradient."""
+        if self.optimizer is not None:
+            clear_gradients(self.optimizer)
+        output.backward(gradient)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def _set_training(self, training: bool) -> None:
         for module in (self.objective, self._joiner, self.model):
@@ -256,15 +319,31 @@ class LabelParty(Party):
     def _received(
         self, embeddings: Mapping[str, Tensor], rows: int, step: int | None
     ) -> dict[str, Tensor]:
-        """Return the embeddings on this device, in the agreed order, checked."""
-        checked = check_embeddings(embeddings, self._shapes, rows, step)
-        return {name: part.to(self.device) for name, part in checked.items()}
+        """Return the embeddings on this device, in order, or name the wrong one."""
+        remedy = "Look at that party's features, model and learning rate"
+        received = {}
+        for name, shape in self._shapes.items():
+            if name not in embeddings:
+                raise PartyError(name, "its embedding is missing", remedy, step)
+            part = embeddings[name]
+            if part.shape != (rows, *shape):
+                raise PartyError(
+                    name,
+                    f"sent an embedding of shape {tuple(part.shape)}; "
+                    f"{(rows, *shape)} was agreed on",
+                    "Its bottom model must return one row per input row, always of the "
+                    "same width",
+                    step,
+                )
+            check_finite(part, name, "its embedding", remedy, step)
+            received[name] = part.to(self.device)
+        return received
 
     def predict(
         self, split: str, index: int, embeddings: Mapping[str, Tensor]
     ) -> Tensor:
         """Return predictions for a part of a split."""
-        rows = self.agreed().evaluation_rows(split, index)
+        rows = self.configured().evaluation_rows(split, index)
         return self.predict_rows(rows, (split, index), embeddings)
 
     def predict_rows(
@@ -274,21 +353,23 @@ class LabelParty(Party):
         self._set_training(False)
         parts = self._received(embeddings, len(rows), self.step or None)
         with torch.no_grad(), self.random:
-            own = self._own_part(rows, at, False)
-            return self.objective.predict(self._joiner([*own, *parts.values()]))
+            embedded = list(parts.values())
+            if self.model is not None:
+                embedded.insert(0, self.embed_rows(rows, at, False))
+            return self.objective.predict(self._joiner(embedded))
 
     def evaluate(
         self, split: str, index: int, embeddings: Mapping[str, Tensor]
     ) -> dict[str, float]:
         """Collect predictions for a part of a split; return metrics after the last."""
         self._evaluation.add(index, self.predict(split, index, embeddings))
-        schedule = self.agreed()
+        schedule = self.configured()
         parts = schedule.batches(split)
         if index + 1 < parts:
             return {}
         if self.raw_labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to evaluate")
-        own, labelled = self._label_side.labelled(schedule.rows(split))
+        own, labelled = self._label_imputer.labelled(schedule.rows(split))
         labels = self.raw_labels[own.cpu()]
         task = self.objective.task
         return self._evaluation.finish(parts, labels, labelled, task, self.name)
@@ -305,12 +386,12 @@ class LabelParty(Party):
             "random": self.random.state_dict(),
             "defense": self.defender.state_dict(),
             "scores": self._evaluation.scores,
-            **self.union.state_dict(),
-            **self._label_side.state_dict(self.objective),
+            **self.imputer.state_dict(),
+            **self._label_imputer.state_dict(self.objective),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore what :meth:`state_dict` returned."""
         if self.model is not None:
             self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
@@ -321,5 +402,5 @@ class LabelParty(Party):
         self.defender.load_state_dict(state["defense"])
         self.step = state["step"]
         self._evaluation = Evaluation(state["scores"])
-        self.union.load_state_dict(state, embeds=self.model is not None)
-        self._label_side.load_state_dict(state, self.objective)
+        self.imputer.load_state_dict(state, embeds=self.model is not None)
+        self._label_imputer.load_state_dict(state, self.objective)

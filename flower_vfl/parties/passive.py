@@ -15,22 +15,23 @@ from torch import Tensor, nn
 from flower_vfl.errors import PartyError
 from flower_vfl.leakage.attacks.membership import membership_aucs, with_labels
 from flower_vfl.leakage.layers import LayerProbe
-from flower_vfl.leakage.monitor import MEMBER_EMBEDDING
-from flower_vfl.objectives import OptimizerFactory, Task
+from flower_vfl.objectives import OptimizerFactory, Task, clear_gradients
+from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+from flower_vfl.rows import check_finite
 
-from .base import Features, Party, check_finite, default_optimizer
+from .base import Features, Party, default_optimizer
 
 
 @dataclass
 class _Pending:
-    """A forward pass that waits for its gradient."""
+    """A forward pass that waits for its gradient; no output: to be computed again."""
 
     step: int
     epoch: int
     index: int
-    output: Tensor | None  # None: to be computed again
-    random: dict[str, Tensor]
+    output: Tensor | None
+    random: list[Tensor]
     buffers: dict[str, Tensor]
     probe: LayerProbe | None = None
 
@@ -43,7 +44,7 @@ class PassiveParty(Party):
     features : Features
         One row per sample: a tensor, an array or several.
     model : nn.Module
-        Bottom model; called as ``model(*features_of_the_batch)``; its output is the cut
+        Bottom model; called as ``model(*features_of_the_batch)``. Its output is the cut
         layer and may have any number of dimensions after the first.
     optimizer : OptimizerFactory (default: Adam with lr 1e-3)
         Takes the parameters and returns an optimizer, for example
@@ -51,18 +52,23 @@ class PassiveParty(Party):
     name : str | None (default: None)
         Name in messages and errors; None takes it from the node.
     ids : Sequence[object] | NDArray[Any] | None (default: None)
-        One id per row; a keyed digest shows whether all parties have the same order.
+        One id per row. They never leave the party; a keyed digest shows whether all
+        parties have the same ids in the same order.
     split : NDArray[np.int8] | None (default: None)
         ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
         decide.
     device : str | torch.device (default: "auto")
-        Where it computes.
-    synthetic_features : str (default: "sampling")
-        What stands in for features that it does not hold, where the union of ids is
-        trained on: ``"sampling"``, ``"gaussian"`` or ``"random"``.
-    secret : int | None (default: None)
-        What they are drawn from. None draws a secret for every alignment; a number
-        makes runs repeatable, for simulations.
+        Where it computes; ``"auto"`` takes a GPU where there is one.
+    imputation : Imputation (default: Imputation())
+        What stands in for rows that it lacks, where a union of ids is trained on.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import PassiveParty
+    >>> party = PassiveParty(torch.randn(100, 6), torch.nn.Linear(6, 4), name="bank")
+    >>> party.rows
+    100
     """
 
     role = "passive"
@@ -71,25 +77,16 @@ class PassiveParty(Party):
         self,
         features: Features,
         model: nn.Module,
+        *,
         optimizer: OptimizerFactory = default_optimizer,
         name: str | None = None,
         ids: Sequence[object] | NDArray[Any] | None = None,
         split: NDArray[np.int8] | None = None,
         device: str | torch.device = "auto",
-        synthetic_features: str = "sampling",
-        secret: int | None = None,
+        imputation: Imputation | None = None,
     ) -> None:
-        super().__init__(
-            features,
-            model,
-            optimizer,
-            name,
-            ids,
-            split,
-            device,
-            synthetic_features,
-            secret,
-        )
+        given = (features, model, optimizer, name, ids, split, device)
+        super().__init__(*given, imputation or Imputation())
         self.model: nn.Module = model
         self._pending: _Pending | None = None
         self._trained: tuple[Tensor, Tensor] | None = None  # rows, their embeddings
@@ -108,51 +105,43 @@ class PassiveParty(Party):
         return len(self.features[0]) if self.features else 0
 
     def describe(self, key: bytes) -> PartyDescription:
-        """Return what the hello reports."""
+        """Return what the party says about itself before a run."""
         self.check_data()
         shape = self.probe_shape()
         ids, split = self.digests(key)
         return PartyDescription(self.name, "passive", self.rows, shape, "", ids, split)
 
-    def configure(self, terms: TrainingConfig) -> None:
-        """Take over the terms of the run and get ready for step 1."""
-        super().configure(terms)
+    def configure(self, config: TrainingConfig) -> None:
+        """Take over the settings of a run and get ready for step 1."""
+        super().configure(config)
         self._pending = None
 
     def forward(
         self, step: int, epoch: int, index: int, probed: bool = False
     ) -> Tensor:
-        """Return the embedding of a training batch and wait for its gradient."""
-        if step != self.step + 1:
-            raise PartyError(
-                self.name,
-                f"has trained {self.step} steps and was asked for step {step}",
-                "Restore all parties to one checkpoint",
-                step,
-            )
-        random = self.random.state_dict()
-        buffers = self._copy_buffers()
+        """Return the embedding of a training batch and wait for its gradient.
+
+        With `probed`, the gradients of all layers are kept for :meth:`backward`.
+        """
+        rows = self.training_rows(step, epoch, index)
+        random = self.random.states
+        buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
         probe = LayerProbe(self.model) if probed else None
-        output = self._train_forward(step, epoch, index, probe)
-        self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
-        return output.detach()
-
-    def _copy_buffers(self) -> dict[str, Tensor]:
-        return {name: getattr(m, key).clone() for name, m, key in self._buffers}
-
-    def _train_forward(
-        self, step: int, epoch: int, index: int, probe: LayerProbe | None
-    ) -> Tensor:
-        rows = self.agreed().training_rows(epoch, index)
         if not self.model.training:
             self.model.train()
         with self.random, probe or nullcontext():
-            return self.embed_rows(rows, ("train", step), True)
+            output = self.embed_rows(rows, ("train", step), True)
+        self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
+        return output.detach()
 
     def backward(
         self, step: int, gradient: Tensor | None, probed: bool = False
     ) -> dict[str, Tensor]:
-        """Train the bottom model on the gradient of the batch that is waiting."""
+        """Train the bottom model on the gradient of the batch that is waiting.
+
+        None, a gradient that a defense withheld, leaves the model as it is. With
+        `probed`, the gradient of the output of every layer is returned.
+        """
         pending = self._pending
         if pending is None or pending.step != step:
             waits = f"step {pending.step}" if pending else "no gradient"
@@ -162,55 +151,55 @@ class PassiveParty(Party):
                 "Restore all parties to one checkpoint",
                 step,
             )
+        if pending.output is None:  # the graph did not survive: repeat the forward pass
+            self.forward(pending.step, pending.epoch, pending.index, probed)
+            pending = self._pending
         output, probe = pending.output, pending.probe
-        if output is None:  # the graph did not survive: repeat the same forward pass
-            probe = LayerProbe(self.model) if probed else None
-            at = pending.step, pending.epoch, pending.index
-            output = self._train_forward(*at, probe)
+        assert output is not None  # just computed
         if gradient is not None:
-            self._descend(step, output, gradient)
-        if self.row_index is not None:
-            self.union.imputer.commit()
-            rows = self.agreed().training_rows(pending.epoch, pending.index)
+            if gradient.shape != output.shape:
+                raise PartyError(
+                    self.name,
+                    f"got a gradient of shape {tuple(gradient.shape)} for an embedding "
+                    f"of shape {tuple(output.shape)}",
+                    "The label party and every gradient transform must keep the shape",
+                    step,
+                )
+            remedy = "Lower the learning rate, or check the defense that made it"
+            check_finite(gradient, self.name, "the gradient it received", remedy, step)
+            if self.optimizer is not None and output.requires_grad:
+                clear_gradients(self.optimizer)
+                output.backward(gradient.to(self.device))  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+        if self.imputer.row_index is not None:
+            self.imputer.imputer.commit()
+            rows = self.training_rows(step, pending.epoch, pending.index)
             self._trained = rows, output.detach()
         self._pending = None
         self.step = step
         return {} if probe is None else probe.gradients
 
     def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
-        """Return how well the last batch hid which rows this party does not hold."""
+        """Return how well the last batch hid which rows this party does not hold.
+
+        The AUC of the spectral attack by kind; nothing where the batch has no missing
+        rows, or only missing ones. Labels are joined to the embeddings if given.
+        """
         if self._trained is None:
             return {}
         rows, embedding = self._trained
-        real = self.union.local[rows] >= 0
-        found = membership_aucs(with_labels(embedding, labels, task), real)
-        return {f"{MEMBER_EMBEDDING}{kind}": auc for kind, auc in found.items()}
-
-    def _descend(self, step: int, output: Tensor, gradient: Tensor) -> None:
-        if gradient.shape != output.shape:
-            raise PartyError(
-                self.name,
-                f"got a gradient of shape {tuple(gradient.shape)} for an embedding of "
-                f"shape {tuple(output.shape)}",
-                "The label party and every gradient transform must keep the shape",
-                step,
-            )
-        remedy = "Lower the learning rate, or check the defense that made it"
-        check_finite(gradient, self.name, "the gradient it received", remedy, step)
-        if self.optimizer is None or not output.requires_grad:
-            return
-        with self.random:
-            self.descend(output, gradient.to(self.device))
+        real = self.imputer.local[rows] >= 0
+        return membership_aucs(with_labels(embedding, labels, task), real)
 
     def embed(self, split: str, index: int) -> Tensor:
         """Return the embedding of a part of a split, in evaluation mode."""
-        rows = self.agreed().evaluation_rows(split, index)
+        rows = self.configured().evaluation_rows(split, index)
         return self.embed_for_use(rows, (split, index))
 
     def embed_for_use(
         self, rows: Tensor, at: tuple[int | str, ...] | None = None
     ) -> Tensor:
-        """Return the embedding of some rows, in evaluation mode."""
+        """Return the embedding of rows of the run, or of own rows without `at`."""
         if self.model.training:
             self.model.eval()
         with torch.no_grad(), self.random:
@@ -225,7 +214,7 @@ class PassiveParty(Party):
         if self._pending is not None:
             pending = self._pending
             waiting = [pending.step, pending.epoch, pending.index]
-            random = pending.random
+            random = {f"generator{i}": state for i, state in enumerate(pending.random)}
             model.update({k: v for k, v in pending.buffers.items() if k in model})
         return {
             "role": self.role,
@@ -234,20 +223,18 @@ class PassiveParty(Party):
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": random,
             "waiting": waiting,
-            **self.union.state_dict(),
+            **self.imputer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore what :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
-        self.union.load_state_dict(state, embeds=True)
+        self.imputer.load_state_dict(state, embeds=True)
         self.step = state["step"]
         self._pending = None
         if state["waiting"]:
             step, epoch, index = state["waiting"]
-            buffers = self._copy_buffers()
-            random = self.random.state_dict()
-            self._pending = _Pending(step, epoch, index, None, random, buffers)
+            self._pending = _Pending(step, epoch, index, None, self.random.states, {})

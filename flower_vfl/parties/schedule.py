@@ -67,8 +67,6 @@ class Schedule:
             name: torch.from_numpy(np.flatnonzero(codes == code)).to(device)
             for name, code in SPLITS.items()
         }
-        self._epoch = -1
-        self._batches: list[Tensor] = []  # of that epoch
 
     def size(self, split: str) -> int:
         """Return the number of rows of a split."""
@@ -82,16 +80,13 @@ class Schedule:
         """Return the number of batches of a split."""
         return count_batches(self.size(split), self._size_of_batch(split, training))
 
-    def training_rows(self, epoch: int, index: int) -> Tensor:
-        """Return the rows of one training batch."""
-        if epoch != self._epoch:
-            rows = self._rows["train"]
-            stream = generator(self.plan.seed, "batches", epoch)
-            order = torch.randperm(len(rows), generator=stream)
-            size = self._size_of_batch("train", True)
-            self._batches = _cut(rows[order.to(self._device)], size)
-            self._epoch = epoch
-        return _pick(self._batches, index)
+    def training_batches(self, epoch: int) -> list[Tensor]:
+        """Return the rows of every training batch of an epoch, which counts from 1."""
+        rows = self._rows["train"]
+        stream = generator(self.plan.seed, "batches", epoch)
+        order = torch.randperm(len(rows), generator=stream)
+        size = self._size_of_batch("train", True)
+        return _cut(rows[order.to(self._device)], size)
 
     def evaluation_rows(self, split: str, index: int) -> Tensor:
         """Return the rows of one part of an evaluation, in order."""

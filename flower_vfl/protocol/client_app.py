@@ -1,10 +1,13 @@
-"""The Flower ClientApp of every party."""
+"""The Flower ClientApp of every party: what a node does for each message."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from logging import ERROR
+from typing import cast
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -13,16 +16,33 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
+from flower_vfl.alignment.node import align, kept_digest
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.leakage.monitor import Leakage, LeakageMonitor, members
+from flower_vfl.objectives import Task
 from flower_vfl.parties.base import Party
+from flower_vfl.parties.checkpoints import open_store, tagged_step
+from flower_vfl.parties.defense_policy import untrusted
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import RandomState, derive_seed
+from flower_vfl.records import Measurement
 
-from . import residence
-from .handlers import VERBS
-from .messages import Verb, error_content, read
+from .config import TrainingConfig
+from .messages import (
+    GRADIENT,
+    VERSION,
+    Content,
+    TensorArray,
+    Verb,
+    error_content,
+    read,
+    to_tensor,
+)
 from .replay import (
+    RESIDENT,
+    Session,
     enter,
     node_name,
     node_role,
@@ -30,7 +50,9 @@ from .replay import (
     party_of,
     safe_name,
     save,
+    sessions,
 )
+from .serving import serve
 
 PassiveFactory = Callable[[Context], PassiveParty]
 LabelFactory = Callable[[Context], LabelParty]
@@ -40,8 +62,9 @@ SettingsFactory = Callable[[Context], AlignmentSettings]
 def vertical_client_app(
     passive: PassiveFactory,
     label: LabelFactory,
+    *,
     mods: list[Mod] | None = None,
-    aligning: SettingsFactory = node_settings,
+    alignment: SettingsFactory = node_settings,
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
 
@@ -55,7 +78,7 @@ def vertical_client_app(
         Makes the label party.
     mods : list[Mod] | None (default: None)
         Flower mods around every message.
-    aligning : Callable[[Context], AlignmentSettings] (default: from the node config)
+    alignment : Callable[[Context], AlignmentSettings] (default: from the node config)
         What a node brings to an alignment of ids: its key, the pinned keys of others,
         whether it trusts the server, how it spells ids.
 
@@ -63,10 +86,22 @@ def vertical_client_app(
     -------
     ClientApp
         For ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl import CrossEntropy, LabelParty, PassiveParty
+    >>> from flower_vfl import vertical_client_app
+    >>> def passive(context):
+    ...     return PassiveParty(torch.randn(100, 6), nn.Linear(6, 4))
+    >>> def label(context):
+    ...     return LabelParty(torch.randint(2, (100,)), CrossEntropy(nn.Linear(4, 1)))
+    >>> app = vertical_client_app(passive, label)
     """
     app = ClientApp(mods=mods)
 
-    def make(context: Context, seed: int) -> Party:
+    def make(context: Context, seed: int) -> Session:
         name = node_name(context)
         role = node_role(context)
         with RandomState(derive_seed(seed, "model", name)):
@@ -79,11 +114,11 @@ def vertical_client_app(
         trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
-        return party
+        return Session(party, seed, settings=alignment)
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            records = _answer(message, context, make, aligning)
+            records = _answer(message, context, make)
         except Exception as error:
             party = party_of(context.run_id, context.node_id)
             name = party.name if party is not None else safe_name(context)
@@ -107,34 +142,31 @@ def _report(error: Exception, party: str) -> RecordDict:
 
 
 def _answer(
-    message: Message,
-    context: Context,
-    make: Callable[[Context, int], Party],
-    aligning: SettingsFactory,
+    message: Message, context: Context, make: Callable[[Context, int], Session]
 ) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)
-    resident = residence.is_resident(context.run_id, context.node_id)
-    session = enter(context, verb, content, make, resident)
-    session.settings = aligning
+    resident = RESIDENT in context.__dict__
+    session = sessions.get((context.run_id, context.node_id)) if resident else None
+    if session is None:
+        session = enter(context, verb, content, make)
     with session.lock:
-        turn = content.number("turn")
         # A hello changes nothing, and one with the same turn may be of another server.
-        again = turn == session.turn and verb is not Verb.HELLO
-        if again and session.reply is not None:
-            return session.reply
-        if turn < session.turn and verb is not Verb.HELLO:
-            raise PartyError(
-                session.party.name,
-                f"got request {turn} after request {session.turn}",
-                "Two servers may be driving one run: stop one of them",
-            )
+        if content.turn <= session.turn and verb is not Verb.HELLO:
+            if content.turn == session.turn and session.reply is not None:
+                return session.reply
+            if content.turn < session.turn:
+                raise PartyError(
+                    session.party.name,
+                    f"got request {content.turn} after request {session.turn}",
+                    "Two servers may be driving one run: stop one of them",
+                )
         if session.threads and torch.get_num_threads() != session.threads:
             torch.set_num_threads(session.threads)
         session.stamp = ""  # the party may now differ from what is saved
-        session.turn = turn
+        session.turn = content.turn
         try:
-            session.reply = VERBS[verb](session, content, context).records()
+            session.reply = HANDLERS[verb](session, content, context).records()
         except Exception as error:  # kept too: half a step must not be done again
             session.reply = _report(error, session.party.name)
             if session.drop_handshake() and not resident:  # no key may be left
@@ -143,3 +175,178 @@ def _answer(
             if not resident:
                 save(session, context)
         return session.reply
+
+
+def versions() -> str:
+    """Return the versions of the packages that must match between parties."""
+    names = ("flower-vfl", "flwr", "torch")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def _hello(session: Session, content: Content, context: Context) -> Content:
+    key = content.config["key"]
+    if not isinstance(key, bytes):
+        raise ConfigError("message entry 'key' must be bytes")
+    session.threads = content.number("threads")
+    session.drop_handshake()  # of a run that is over
+    description = session.party.describe(key)
+    if "align" in content.config:  # rows are compared when they are aligned
+        reuse = content.text("align") == "reuse"
+        kept = kept_digest(session, key, context) if reuse else ""
+        description = replace(description, ids_digest="", split_digest="", aligned=kept)
+    tags = tuple(open_store(context, session.party.name).tags())
+    record = replace(description, checkpoints=tags).to_record()
+    return Content({**record, "protocol": VERSION, "versions": versions()})
+
+
+def _configure(session: Session, content: Content, context: Context) -> Content:
+    config = TrainingConfig.from_record(content.config)
+    session.party.configure(config)
+    session.config = config
+    schedule = session.party.configured()
+    return Content({split: schedule.size(split) for split in SPLITS})
+
+
+def _passive(session: Session) -> PassiveParty:
+    if not isinstance(session.party, PassiveParty):
+        raise ConfigError(f"party '{session.party.name}' is not a passive party")
+    return session.party
+
+
+def _label(session: Session) -> LabelParty:
+    if not isinstance(session.party, LabelParty):
+        raise ConfigError(f"party '{session.party.name}' is not the label party")
+    return session.party
+
+
+def _backward(session: Session, content: Content, context: Context) -> Content:
+    """Train on the gradient that a request brings, if it brings one."""
+    if not content.gradient_step:
+        return Content()
+    party, step = _passive(session), content.gradient_step
+    array = content.arrays.get(GRADIENT)
+    gradient = None if array is None else to_tensor(array)
+    if "probe" in content.config:
+        return Content(measured=_probe(party, step, gradient, content))
+    party.backward(step, gradient)
+    return Content()
+
+
+def _probe(
+    party: PassiveParty, step: int, gradient: torch.Tensor | None, content: Content
+) -> list[Measurement]:
+    """Train on a gradient and measure layers and membership, for simulations."""
+    settings, task = Leakage.from_text(content.text("probe")), content.text("task")
+    labels = None if content.labels is None else to_tensor(content.labels)
+    layers = party.backward(step, gradient, probed=settings.layers)
+    measured: list[Measurement] = []
+    if layers and labels is not None:
+        alone = replace(settings, coalitions=(), baseline=False)
+        monitor = LeakageMonitor(alone, cast(Task, task))
+        measured = monitor.measure_layers(layers, labels, step, party.name)
+    if settings.membership and step % settings.every == 0:
+        known = labels if settings.membership == "joint" else None
+        aucs = party.membership(known, cast(Task, task))
+        measured += members("embedding", aucs, step, party.name)
+    return measured
+
+
+def _forward(session: Session, content: Content, context: Context) -> Content:
+    party = _passive(session)
+    reply = _backward(session, content, context)
+    probed = "probe" in content.config
+    probed = probed and Leakage.from_text(content.text("probe")).layers
+    output = party.forward(content.step, content.epoch, content.index, probed)
+    reply.arrays = {party.name: TensorArray(output)}
+    return reply
+
+
+def _embed(session: Session, content: Content, context: Context) -> Content:
+    reply = _backward(session, content, context)
+    party = _passive(session)
+    embedding = party.embed(content.text("split"), content.index)
+    reply.arrays = {party.name: TensorArray(embedding)}
+    return reply
+
+
+def _train_step(session: Session, content: Content, context: Context) -> Content:
+    party = _label(session)
+    wants_labels = bool(content.config.get("labels", False))
+    if wants_labels and not party.trust_server:
+        raise untrusted(party.name, "labels", content.step)
+    result = party.train_step(
+        content.step,
+        content.epoch,
+        content.index,
+        content.tensors(),
+        late=bool(content.config.get("late", False)),
+    )
+    return Content(
+        arrays={name: TensorArray(g) for name, g in result.gradients.items()},
+        metrics={**result.metrics, "loss": result.loss, "rows": float(result.rows)},
+        labels=TensorArray(result.labels) if wants_labels else None,
+        measured=result.measured,
+    )
+
+
+def _evaluate(session: Session, content: Content, context: Context) -> Content:
+    party, split = _label(session), content.text("split")
+    metrics = party.evaluate(split, content.index, content.tensors())
+    return Content(metrics=metrics)
+
+
+def _predict(session: Session, content: Content, context: Context) -> Content:
+    party, split = _label(session), content.text("split")
+    predictions = party.predict(split, content.index, content.tensors())
+    return Content(arrays={"predictions": TensorArray(predictions)})
+
+
+def _plan(session: Session) -> dict[str, int | str]:
+    """Return what decides which rows a step trains on."""
+    schedule = session.party.configured()
+    plan, rows = schedule.plan, schedule.size("train")
+    found: dict[str, int | str] = {
+        "seed": plan.seed,
+        "batch_size": plan.batch_size,
+        "training rows": rows,
+    }
+    return {**found, "alignment": session.aligned[:16]} if session.aligned else found
+
+
+def _checkpoint(session: Session, content: Content, context: Context) -> Content:
+    reply = _backward(session, content, context)
+    party, tag = session.party, content.text("tag")
+    state = {**party.state_dict(), "plan": _plan(session)}
+    open_store(context, party.name).save(tag, state)
+    reply.step = party.step
+    return reply
+
+
+def _restore(session: Session, content: Content, context: Context) -> Content:
+    party, tag = session.party, content.text("tag")
+    state = open_store(context, party.name).load(tag)
+    if tagged_step(tag) is not None and state["plan"] != _plan(session):
+        raise PartyError(
+            party.name,
+            f"its checkpoint '{tag}' was made with {state['plan']}, this run has "
+            f"{_plan(session)}",
+            "Resume with the settings of the first run, or start without resume",
+        )
+    party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+    return Content(step=party.step)
+
+
+HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
+    Verb.HELLO: _hello,
+    Verb.ALIGN: align,
+    Verb.CONFIGURE: _configure,
+    Verb.FORWARD: _forward,
+    Verb.TRAIN_STEP: _train_step,
+    Verb.BACKWARD: _backward,
+    Verb.EMBED: _embed,
+    Verb.EVALUATE: _evaluate,
+    Verb.PREDICT: _predict,
+    Verb.SERVE: serve,
+    Verb.CHECKPOINT: _checkpoint,
+    Verb.RESTORE: _restore,
+}

@@ -1,18 +1,28 @@
-"""What parties say about themselves, and what they agree on."""
+"""What parties say about themselves, and what they are told about a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self, cast
+
+from flower_vfl.errors import ConfigError
 
 Role = Literal["passive", "label"]
 Shape = tuple[int, ...]
+Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
+_PARTIES, _SHAPES = "parties", "shapes"
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What all parties agree on before the first step."""
+    """The settings of a run that the strategy sends to a party.
+
+    `parties` gives the shape of one row of each passive party's embedding, in the order
+    in which embeddings are joined. `defended` says where gradients are transformed:
+    ``"strategy"``, ``"label"``, or nowhere if empty. `defense`, `leakage` and
+    `noise_seed` (hexadecimal) are for the label party only.
+    """
 
     seed: int
     batch_size: int
@@ -27,10 +37,31 @@ class TrainingConfig:
     leakage: str = ""
     noise_seed: str = ""
 
+    def to_record(self) -> dict[str, Value]:
+        """Return the settings as entries of a ConfigRecord."""
+        entries: dict[str, Any] = {**asdict(self), _PARTIES: list(self.parties)}
+        for name in ("test_fraction", "valid_fraction", "learning_rate"):
+            entries[name] = float(entries[name])
+        shapes = [_shape_text(shape) for shape in self.parties.values()]
+        return {**entries, _SHAPES: shapes}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_record` wrote."""
+        given = _entries(cls, record)
+        shapes = [_read_shape(text) for text in record[_SHAPES]]
+        given[_PARTIES] = dict(zip(record[_PARTIES], shapes, strict=True))
+        return cls(**given)
+
 
 @dataclass(frozen=True)
 class PartyDescription:
-    """What a party says about itself in the hello."""
+    """What a party says about itself before a run.
+
+    `shape` is that of one row of its embedding. The digests are keyed: they show
+    whether two parties have the same ids or the same split, and nothing else. `aligned`
+    is the digest of the alignment that it keeps.
+    """
 
     name: str
     role: Role
@@ -41,3 +72,38 @@ class PartyDescription:
     split_digest: str = ""
     checkpoints: tuple[str, ...] = ()
     aligned: str = ""
+
+    def to_record(self) -> dict[str, Value]:
+        """Return the description as entries of a ConfigRecord."""
+        shape, tags = _shape_text(self.shape), list(self.checkpoints)
+        return {**asdict(self), "shape": shape, "checkpoints": tags}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the description that :meth:`to_record` wrote."""
+        given = _entries(cls, record)
+        given["shape"] = _read_shape(given["shape"])
+        given["checkpoints"] = tuple(given["checkpoints"])
+        return cls(**given)
+
+
+def _entries(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a record that are fields of a class."""
+    names = [each.name for each in fields(kind)]
+    if missing := [name for name in names if name not in record]:
+        raise ConfigError(
+            f"the message has no '{missing[0]}'; do all parties run one version of "
+            "flower-vfl?"
+        )
+    return {name: record[name] for name in names}
+
+
+def _shape_text(shape: Shape) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def _read_shape(text: object) -> Shape:
+    sizes = cast(str, text).split("x") if text else []
+    if not all(size.isdecimal() for size in sizes):
+        raise ConfigError(f"'{text}' is not the shape of an embedding")
+    return tuple(int(size) for size in sizes)

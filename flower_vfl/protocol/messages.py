@@ -1,12 +1,12 @@
-"""The messages of vertical training: the only file that names types and record keys.
+"""The messages of vertical training: their types, and how tensors travel in them.
 
-A run begins with ``HELLO`` (who are you?) and ``CONFIGURE`` (these are the terms), with
-``ALIGN`` in between where ids are aligned (`flower_vfl.alignment.messages`). A training
-step is one ``FORWARD`` to each passive party, which brings the gradient of the
-step before and asks for the next embedding, and one ``TRAIN_STEP`` to the label party, which
-brings the embeddings and returns one gradient per passive party. ``EMBED`` with
+A run begins with ``HELLO`` (who are you?) and ``CONFIGURE`` (these are the settings),
+with ``ALIGN`` in between where ids are aligned (`flower_vfl.alignment.messages`). A
+training step is one ``FORWARD`` to each passive party, which brings the gradient of the
+step before and asks for the next embedding, and one ``TRAIN_STEP`` to the label party,
+which brings the embeddings and returns one gradient per passive party. ``EMBED`` with
 ``EVALUATE`` or ``PREDICT`` do the same without training. ``BACKWARD`` brings a gradient
-alone, ``CHECKPOINT`` and ``RESTORE`` keep and bring back a party's state.
+alone; ``CHECKPOINT`` and ``RESTORE`` keep and bring back a party's state.
 
 Every request carries a ``turn`` that grows; a party that gets the same turn again
 answers with the same reply and does nothing else.
@@ -14,13 +14,18 @@ answers with the same reply and does nothing else.
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from io import BytesIO
 from typing import Any, cast
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
 from torch import Tensor
 
 from flower_vfl.errors import (
@@ -29,19 +34,16 @@ from flower_vfl.errors import (
     PartyRestartedError,
     VerticalError,
 )
+from flower_vfl.records import Measurement, from_columns, to_columns
 
-from .arrays import to_array, to_tensor
-from .config import PartyDescription, Role, Shape, TrainingConfig
+from .config import Value
 
-VERSION = 3
+VERSION = 4
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
-_GRADIENT = "gradient"
-# Every entry of a record costs a type check, so the numbers of a step share one entry.
-_AT = "at"
-_NUMBERS = ("turn", "step", "epoch", "index", "gradient-step")
-_ABSENT = -1
-
-Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
+_MEASURED = "vfl-measured"
+_NUMBERS = "numbers"
+GRADIENT = "gradient"
+_STYPE = "numpy.ndarray"
 
 
 class Verb(StrEnum):
@@ -63,12 +65,23 @@ class Verb(StrEnum):
 
 @dataclass
 class Content:
-    """What a request or a reply carries."""
+    """What a request or a reply carries.
+
+    `arrays` are embeddings or gradients by party name, `labels` those of a batch from a
+    label party that trusts the server. `step`, `epoch` and `index` say which batch is
+    meant, `gradient_step` which step a gradient belongs to; 0 where there is none.
+    """
 
     config: dict[str, Value] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     labels: Array | None = None
+    measured: list[Measurement] = field(default_factory=list)
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    gradient_step: int = 0
+    turn: int = 0
 
     def number(self, key: str) -> int:
         """Return a whole number of the config."""
@@ -103,78 +116,70 @@ class Content:
                 raise PartyError(name, str(error), remedy) from error
         return tensors
 
-    def gradient(self) -> Tensor | None:
-        """Return the gradient that a request to a passive party carries, if any."""
-        array = self.arrays.get(_GRADIENT)
-        return None if array is None else to_tensor(array)
-
     def records(self) -> RecordDict:
         """Return the content as Flower records."""
-        config = dict(self.config)
-        numbers = [config.pop(key, _ABSENT) for key in _NUMBERS]
+        # Every entry of a record costs a type check, so the numbers share one entry.
+        numbers = [self.turn, self.step, self.epoch, self.index, self.gradient_step]
         records = RecordDict()
-        if self.config or not self.arrays:
-            records[_CONFIG] = ConfigRecord({_AT: cast(list[int], numbers), **config})
+        if self.config or any(numbers) or not self.arrays:
+            records[_CONFIG] = ConfigRecord({_NUMBERS: numbers, **self.config})
         if self.arrays:
-            records[_ARRAYS] = array_record(self.arrays)
+            records[_ARRAYS] = _array_record(self.arrays)
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
+        if self.measured:
+            records[_MEASURED] = ConfigRecord(to_columns(self.measured))
         if self.labels is not None:
-            records[_LABELS] = array_record({"labels": self.labels})
+            records[_LABELS] = _array_record({"labels": self.labels})
         return records
 
-
-def read(message: Message) -> Content:
-    """Return the content of a request or reply."""
-    records = message.content
-    if _CONFIG not in records and _ARRAYS not in records:
-        raise ConfigError(
-            f"a message of type '{message.metadata.message_type}' has no '{_CONFIG}' "
-            "record: it is not one of flower-vfl's"
-        )
-    # Flower's views by kind (records.array_records, ...) are rebuilt at every use.
-    content = Content(config=cast(dict[str, Value], _entries(records, _CONFIG)))
-    numbers = cast(list[int], content.config.pop(_AT, []))
-    for key, number in zip(_NUMBERS, numbers, strict=False):
-        if number != _ABSENT:
-            content.config[key] = number
-    content.arrays = cast(dict[str, Array], _entries(records, _ARRAYS))
-    content.metrics = cast(dict[str, float], _entries(records, _METRICS))
-    if _LABELS in records:
-        content.labels = cast(Array, records[_LABELS]["labels"])
-    return content
-
-
-def _entries(records: RecordDict, key: str) -> dict[str, Any]:
-    return dict(records[key].items()) if key in records else {}
-
-
-def array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """Return arrays as one record, without the copies that Flower would make."""
-    if isinstance(arrays, ArrayRecord):
-        return arrays
-    record = ArrayRecord()
-    for name, array in arrays.items():
-        record[name] = array
-    return record
+    def size(self) -> int:
+        """Return the bytes of all arrays."""
+        arrays = [*self.arrays.values()]
+        if self.labels is not None:
+            arrays.append(self.labels)
+        return sum(math.prod(each.shape) * _item_size(each.dtype) for each in arrays)
 
 
 def request(verb: Verb, node: int, turn: int, content: Content) -> Message:
     """Return a request to one node."""
-    content.config["turn"] = turn
+    content.turn = turn
     return Message(
         content.records(), dst_node_id=node, message_type=verb.value, group_id=str(turn)
     )
 
 
-def gradient_arrays(gradient: Array | None) -> dict[str, Array]:
-    """Return the arrays of a request that brings a gradient."""
-    return {} if gradient is None else {_GRADIENT: gradient}
-
-
-def pack(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Return tensors as arrays."""
-    return {name: to_array(tensor) for name, tensor in tensors.items()}
+def read(message: Message) -> Content:
+    """Return the content of a request or reply."""
+    records = message.content
+    kind = message.metadata.message_type
+    content = Content()
+    # Flower's views by kind (records.array_records, ...) are rebuilt at every use.
+    if _CONFIG in records:
+        config = cast(dict[str, Any], dict(records[_CONFIG].items()))
+        numbers = config.pop(_NUMBERS, ())
+        if len(numbers) != 5:
+            raise ConfigError(
+                f"a message of type '{kind}' lacks its five numbers; do all parties "
+                "run one version of flower-vfl?"
+            )
+        content = Content(config)
+        content.turn, content.step, content.epoch = numbers[:3]
+        content.index, content.gradient_step = numbers[3:]
+    elif _ARRAYS not in records:
+        raise ConfigError(
+            f"a message of type '{kind}' has no '{_CONFIG}' record: it is not one of "
+            "flower-vfl's"
+        )
+    if _ARRAYS in records:
+        content.arrays = cast(ArrayRecord, records[_ARRAYS])
+    if _METRICS in records:
+        content.metrics = cast(dict[str, float], dict(records[_METRICS].items()))
+    if _MEASURED in records:
+        content.measured = from_columns(cast(dict[str, Any], records[_MEASURED]))
+    if _LABELS in records:
+        content.labels = cast(Array, records[_LABELS]["labels"])
+    return content
 
 
 def error_content(error: Exception, party: str) -> Content:
@@ -189,105 +194,111 @@ def error_content(error: Exception, party: str) -> Content:
             "error": error.problem,
             "party": error.party,
             "remedy": error.remedy,
-            **({} if error.step is None else {"step": error.step}),
             "restarted": isinstance(error, PartyRestartedError),
-        }
+        },
+        step=error.step or 0,
     )
 
 
 def raise_error(content: Content, step: int | None) -> None:
-    """Raise what :func:`error_content` packed, if it did."""
-    if "error" not in content.config:
-        return
-    at = content.number("step") if "step" in content.config else step
+    """Raise what :func:`error_content` packed."""
     kind = PartyRestartedError if content.config.get("restarted") else PartyError
     raise kind(
         content.text("party"),
         content.text("error"),
         content.text("remedy"),
-        at,
+        content.step or step,
     )
 
 
-def pack_config(terms: TrainingConfig) -> dict[str, Value]:
-    """Return the terms of a run as the config of a message."""
-    return {
-        "seed": terms.seed,
-        "batch-size": terms.batch_size,
-        "evaluation-rows": terms.evaluation_rows,
-        "test-fraction": float(terms.test_fraction),
-        "valid-fraction": float(terms.valid_fraction),
-        "parties": list(terms.parties),
-        "shapes": [_shape_text(shape) for shape in terms.parties.values()],
-        "aggregation": terms.aggregation,
-        "learning-rate": float(terms.learning_rate),
-        "defended": terms.defended,
-        "defense": terms.defense,
-        "leakage": terms.leakage,
-        "noise-seed": terms.noise_seed,
-    }
+class TensorArray(Array):
+    """A Flower array that keeps its tensor and makes the bytes when they are read.
+
+    In one process they never are. The bytes are those of an ``.npy`` file, which every
+    Flower tool can read. The tensor must not be changed afterwards.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16:  # numpy has no such type
+            tensor = tensor.float()
+        # Past Array's checks of four optional arguments, which cost more than the rest.
+        self.__dict__.update(
+            tensor=tensor,
+            dtype=_dtype_name(tensor.dtype),
+            shape=tuple(tensor.shape),
+            stype=_STYPE,
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes of an ``.npy`` file."""
+        if "_data" not in self.__dict__:
+            tensor: Tensor = self.__dict__["tensor"]
+            flat = tensor.cpu().contiguous().numpy().reshape(-1)
+            parts = (_header(self.dtype, self.shape), flat.data if flat.size else b"")
+            self.__dict__["_data"] = b"".join(parts)
+        data: bytes = self.__dict__["_data"]
+        return data
+
+    def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
+        """Become one of Flower's own arrays in another process."""
+        return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
-def unpack_config(content: Content) -> TrainingConfig:
-    """Return the terms that a message carries."""
-    config = content.config
-    names, shapes = (
-        cast(list[str], config["parties"]),
-        cast(list[str], config["shapes"]),
+# Flower writes the name of the class into what it sends and looks it up on arrival.
+TensorArray.__name__ = TensorArray.__qualname__ = Array.__qualname__
+
+
+def pack(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return tensors as arrays; bfloat16 travels as float32."""
+    return {name: TensorArray(tensor) for name, tensor in tensors.items()}
+
+
+def to_tensor(array: Array) -> Tensor:
+    """Return a Flower array as a tensor, which must not be changed in place."""
+    if isinstance(array, TensorArray):
+        tensor: Tensor = array.__dict__["tensor"]
+        return tensor
+    shape = tuple(array.shape)
+    try:
+        header = _header(array.dtype, shape)
+        if array.stype == _STYPE and array.data.startswith(header):
+            flat = np.frombuffer(array.data, np.dtype(array.dtype), offset=len(header))
+            return torch.from_numpy(flat.reshape(shape).copy())
+        return torch.from_numpy(array.numpy())
+    except (TypeError, ValueError, EOFError, OSError) as error:
+        raise ConfigError(
+            f"an array of type {array.dtype} and shape {shape} cannot be read: {error}"
+        ) from error
+
+
+def _array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return arrays as one record, without the copies that Flower would make."""
+    if isinstance(arrays, ArrayRecord):
+        return arrays
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
+
+
+@lru_cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache
+def _item_size(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
+
+
+@lru_cache(maxsize=1024)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the ``.npy`` header of a C-ordered array."""
+    buffer = BytesIO()
+    descr = npy.dtype_to_descr(np.dtype(dtype))
+    npy.write_array_header_1_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
     )
-    return TrainingConfig(
-        seed=content.number("seed"),
-        batch_size=content.number("batch-size"),
-        evaluation_rows=content.number("evaluation-rows"),
-        test_fraction=cast(float, config["test-fraction"]),
-        valid_fraction=cast(float, config["valid-fraction"]),
-        parties={n: _read_shape(s) for n, s in zip(names, shapes, strict=True)},
-        aggregation=content.text("aggregation"),
-        learning_rate=cast(float, config["learning-rate"]),
-        defended=content.text("defended"),
-        defense=content.text("defense"),
-        leakage=content.text("leakage"),
-        noise_seed=content.text("noise-seed"),
-    )
-
-
-def pack_description(description: PartyDescription, versions: str) -> dict[str, Value]:
-    """Return a party's description as the config of a message."""
-    return {
-        "protocol": VERSION,
-        "versions": versions,
-        "name": description.name,
-        "role": description.role,
-        "rows": description.rows,
-        "shape": _shape_text(description.shape),
-        "task": description.task,
-        "ids-digest": description.ids_digest,
-        "split-digest": description.split_digest,
-        "checkpoints": list(description.checkpoints),
-        "aligned": description.aligned,
-    }
-
-
-def unpack_description(content: Content) -> PartyDescription:
-    """Return the description that a reply carries."""
-    return PartyDescription(
-        name=content.text("name"),
-        role=cast(Role, content.text("role")),
-        rows=content.number("rows"),
-        shape=_read_shape(content.text("shape")),
-        task=content.text("task"),
-        ids_digest=content.text("ids-digest"),
-        split_digest=content.text("split-digest"),
-        checkpoints=tuple(cast(list[str], content.config["checkpoints"])),
-        aligned=content.text("aligned"),
-    )
-
-
-def _shape_text(shape: Shape) -> str:
-    return "x".join(str(size) for size in shape)
-
-
-def _read_shape(text: str) -> Shape:
-    if not re.fullmatch(r"(\d+(x\d+)*)?", text):
-        raise ConfigError(f"'{text}' is not the shape of an embedding")
-    return tuple(int(size) for size in text.split("x")) if text else ()
+    return buffer.getvalue()

@@ -1,13 +1,17 @@
-"""Parties that live in this process, and how they survive in Flower's node state."""
+"""Parties that live in this process, their last replies, and how both are restored.
+
+On Flower's stateless runtimes a party is kept in ``context.state`` after every message.
+A runtime that keeps a node's process and `Context` alive sets
+``context.__dict__[RESIDENT] = True``; its parties then stay in memory.
+"""
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
@@ -20,8 +24,10 @@ from flower_vfl.parties.imputation.row_index import RowIndex
 
 from .config import Role, TrainingConfig
 from .messages import Content, Verb
+from .residence import RESIDENT as RESIDENT
 
 _STATE = "flower_vfl.state"
+_CONFIG = "flower_vfl.config"
 _REPLY = "flower_vfl.reply."
 _HANDSHAKE = "flower_vfl.alignment.handshake"
 
@@ -73,10 +79,10 @@ class Session:
 
     party: Party
     seed: int
-    threads: int
+    threads: int = 0
     turn: int = 0
     reply: RecordDict | None = None
-    terms: TrainingConfig | None = None
+    config: TrainingConfig | None = None
     stamp: str = ""  # of the saved state that it equals; empty if there is none
     handshake: Handshake | None = None  # that is going on
     saved_handshake: bytes = b""  # from another process, until it is asked for
@@ -107,19 +113,19 @@ class Session:
             self.aligned = kept.fingerprint
 
 
-_sessions: dict[tuple[int, int], Session] = {}
+sessions: dict[tuple[int, int], Session] = {}
 
 
 def forget(run_id: int) -> None:
     """Drop every party of a run that lives in this process."""
-    for key in list(_sessions):
+    for key in list(sessions):
         if key[0] == run_id:
-            _sessions.pop(key, None)
+            sessions.pop(key, None)
 
 
 def party_of(run_id: int, node_id: int) -> Party | None:
     """Return a party that lives in this process, or None."""
-    session = _sessions.get((run_id, node_id))
+    session = sessions.get((run_id, node_id))
     return None if session is None else session.party
 
 
@@ -127,14 +133,11 @@ def enter(
     context: Context,
     verb: Verb,
     content: Content,
-    make: Callable[[Context, int], Party],
-    resident: bool,
+    make: Callable[[Context, int], Session],
 ) -> Session:
     """Return the party of this node, from memory or from its Flower state."""
     key = (context.run_id, context.node_id)
-    session = _sessions.get(key)
-    if session is not None and resident:
-        return session
+    session = sessions.get(key)
     saved = cast(ConfigRecord | None, context.state.get(_STATE))
     if session is not None and saved is not None and saved["stamp"] == session.stamp:
         _find_handshake(session, context)
@@ -147,21 +150,18 @@ def enter(
                 "Its process may have been restarted: start the run again with resume",
             )
         if session is None:
-            seed = content.number("seed")
-            session = Session(make(context, seed), seed, content.number("threads"))
-            _sessions[key] = session
+            sessions[key] = session = make(context, content.number("seed"))
         return session
     if session is None:
-        seed, threads = cast(int, saved["seed"]), cast(int, saved["threads"])
-        session = Session(make(context, seed), seed, threads)
-        _sessions[key] = session
+        sessions[key] = session = make(context, cast(int, saved["seed"]))
+        session.threads = cast(int, saved["threads"])
     load(session, context, saved)
     return session
 
 
 def save(session: Session, context: Context) -> None:
     """Keep a party in its node's Flower state, for runtimes that keep no process."""
-    terms = json.dumps(asdict(session.terms)) if session.terms else ""
+    configured = session.config is not None
     session.stamp = secrets.token_hex(8)
     context.state[_STATE] = ConfigRecord(
         {
@@ -169,11 +169,13 @@ def save(session: Session, context: Context) -> None:
             "turn": session.turn,
             "seed": session.seed,
             "threads": session.threads,
-            "terms": terms,
             "aligned": session.aligned,
-            "state": to_bytes(session.party.state_dict()) if session.terms else b"",
+            "state": to_bytes(session.party.state_dict()) if configured else b"",
         }
     )
+    context.state.pop(_CONFIG, None)
+    if session.config is not None:
+        context.state[_CONFIG] = ConfigRecord(session.config.to_record())
     context.state.pop(_HANDSHAKE, None)
     if session.handshake is not None:
         secret = ConfigRecord({"state": session.handshake.save()})
@@ -187,19 +189,16 @@ def save(session: Session, context: Context) -> None:
 
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     """Bring a party to where its node's Flower state says it is."""
-    terms, state = cast(str, saved["terms"]), cast(bytes, saved["state"])
     _find_handshake(session, context)
     _load_alignment(session, context, cast(str, saved["aligned"]))
-    if session.terms is None:
+    if session.config is None:
         session.party.describe(b"")  # prepares the labels
-    if terms:
-        fields: dict[str, Any] = json.loads(terms)
-        fields["parties"] = {k: tuple(v) for k, v in fields["parties"].items()}
-        agreed = TrainingConfig(**fields)
-        if session.terms != agreed or session.party.schedule is None:
-            session.party.configure(agreed)
-            session.terms = agreed
-        session.party.load_state_dict(from_bytes(state))
+    if _CONFIG in context.state:
+        config = TrainingConfig.from_record(cast(ConfigRecord, context.state[_CONFIG]))
+        if session.config != config or session.party.schedule is None:
+            session.party.configure(config)
+            session.config = config
+        session.party.load_state_dict(from_bytes(cast(bytes, saved["state"])))
     size = len(_REPLY)
     session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
     session.reply = RecordDict(

@@ -44,7 +44,7 @@ def serving_batches(rows: int, seed: int, size: int) -> list[Tensor]:
 
 def batch_rows(party: Party, number: int, size: int) -> Tensor:
     """Return the rows of one such batch, where a party computes."""
-    seed = party.agreed().plan.seed
+    seed = party.configured().plan.seed
     return serving_batches(party.rows, seed, size)[number].to(party.device)
 
 
@@ -63,7 +63,7 @@ def find_batches(party: PassiveParty, own: Tensor, size: int) -> Tensor:
             "Align its id first, or ask without a batch where that is possible",
         )
     where = torch.empty(party.rows, 2, dtype=torch.int64)
-    seed = party.agreed().plan.seed
+    seed = party.configured().plan.seed
     for number, batch in enumerate(serving_batches(party.rows, seed, size)):
         where[batch, 0] = number
         where[batch, 1] = torch.arange(len(batch))

@@ -27,7 +27,8 @@ from flower_vfl.alignment.handshake import Handshake
 from flower_vfl.alignment.keys import key_text, write_key
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import read_party_file
-from flower_vfl.strategies.alignment import AlignmentPlan, Relay
+from flower_vfl.strategies.alignment import Alignment as Settings
+from flower_vfl.strategies.alignment import Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -69,7 +70,7 @@ def align(
 
     Writes a mapping file for each: its own ids and their rows among the aligned ones.
     """
-    plan = AlignmentPlan(method, group, padding, progress=False if as_json else None)
+    plan = Settings(method, group, padding)
     if not plan:
         raise ConfigError(f"which method? Known: {', '.join(METHODS)}")
     sources = _by_name(files)
@@ -79,7 +80,7 @@ def align(
         for (name, path), column in zip(sources.items(), columns, strict=True)
     }
     started = time.perf_counter()
-    found = align_ids(ids, plan, normalise)
+    found = align_ids(ids, plan, normalise, progress=False if as_json else None)
     seconds = time.perf_counter() - started
     written = {}
     for (name, path), column in zip(sources.items(), columns, strict=True):
@@ -131,7 +132,10 @@ def read_ids(path: Path, column: str) -> list[str]:
 
 
 def align_ids(
-    ids: Mapping[str, Sequence[object]], plan: AlignmentPlan, normalise: str = "none"
+    ids: Mapping[str, Sequence[object]],
+    plan: Settings,
+    normalise: str = "none",
+    progress: bool | None = False,
 ) -> dict[str, Alignment]:
     """Return every party's alignment after a sealed handshake in this process."""
     identities = {name: Identity() for name in ids}
@@ -148,7 +152,7 @@ def align_ids(
     relay = Relay(list(ids), plan.relay_bytes)
     counts = [len(own) + plan.padding for own in ids.values()]
     hellos = [side.hello() for side in sides.values()]
-    with AlignmentProgress(counts, plan.method, plan.progress) as bar:
+    with AlignmentProgress(counts, plan.method, progress) as bar:
 
         def answered(name: str) -> None:
             side = sides[name]
@@ -165,7 +169,7 @@ def align_ids(
     return {name: side.finish().alignment for name, side in sides.items()}
 
 
-def revealed(found: Mapping[str, Alignment], plan: AlignmentPlan) -> dict[str, Any]:
+def revealed(found: Mapping[str, Alignment], plan: Settings) -> dict[str, Any]:
     """Return the sizes that an alignment has revealed, and to whom."""
     first = next(iter(found.values()))
     counts, aligned = dict(first.counts), len(first.universe)

@@ -122,7 +122,7 @@ def test_a_transform_that_spoils_a_gradient(
     label, passive = simple_parties(trust_server=True)
     before = [p.clone() for party in passive for p in party.model.parameters()]
     with pytest.raises(PartyError) as caught:
-        start([label, *passive], transforms=[Transform(at_step_two)])
+        start([label, *passive], defense=[Transform(at_step_two)])
     assert (caught.value.party, caught.value.step) == ("passive-2", 2)
     assert_words(caught.value, "Transform", "Correct the transform", *words)
     assert [party.step for party in passive] == [1, 1]  # nobody went ahead
@@ -135,9 +135,9 @@ def test_a_transform_at_the_strategy_needs_trust(requires_labels: bool) -> None:
     label, passive = simple_parties()
     transform = Transform(lambda gradient, batch: gradient, requires_labels)
     with pytest.raises(PartyError) as caught:
-        start([label, *passive], transforms=[transform])
+        start([label, *passive], defense=[transform])
     assert caught.value.party == "label"
-    words = ("raw gradients", "trust-server=true", 'placement="label"')
+    words = ("raw gradients", "trust-server=true", 'at="label"')
     assert_words(caught.value, *words)
     assert label.step == 0
 
@@ -161,7 +161,7 @@ def test_a_transform_that_requires_labels_gets_those_of_the_batch() -> None:
         got.append((batch.party, batch.epoch, batch.step, batch.labels))
         return gradient
 
-    strategy = VerticalStrategy(batch_size=16, transforms=[Transform(note, True)])
+    strategy = VerticalStrategy(batch_size=16, defense=[Transform(note, True)])
     strategy.start(grid, num_rounds=2)
     assert len(got) == 2 * 2 * 3
     for _, epoch, step, found in got:
@@ -174,7 +174,7 @@ def test_a_transform_that_requires_labels_gets_those_of_the_batch() -> None:
         quiet.append(batch.labels)
         return gradient
 
-    strategy = VerticalStrategy(transforms=[Transform(note_labels)])
+    strategy = VerticalStrategy(defense=[Transform(note_labels)])
     strategy.start(grid, num_rounds=1)
     assert quiet == [None, None]
 

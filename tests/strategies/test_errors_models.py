@@ -53,7 +53,7 @@ def test_large_but_finite_embeddings_are_accepted() -> None:
     label, (one, _) = simple_parties(optimizer=still)
     label.objective.top.weight.data.zero_()  # type: ignore[union-attr,operator]
     large = Turning(0, lambda x: x * 0 + 3e38)
-    two = PassiveParty(features(2), large, still, device="cpu")
+    two = PassiveParty(features(2), large, device="cpu", optimizer=still)
     start([label, one, two], epochs=1)
     assert label.step == 3
 

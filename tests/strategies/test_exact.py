@@ -19,9 +19,8 @@ from flower_vfl import (
     PassiveParty,
     in_process,
 )
-from flower_vfl.parties.base import party_seed
 from flower_vfl.parties.schedule import TRAIN, split_rows
-from flower_vfl.randomness import RandomState, generator
+from flower_vfl.randomness import RandomState, derive_seed, generator
 from flower_vfl.strategies import VerticalStrategy
 
 ROWS, COLUMNS, WIDTH, EPOCHS, BATCH, SEED = 150, 5, 6, 3, 32, 7
@@ -68,7 +67,10 @@ def plain_training(
     """Train one model the ordinary way; dropout draws from each party's own stream."""
     modules = nn.ModuleList([*bottoms, top])
     optim = OPTIMIZERS[optimizer](modules.parameters())
-    streams = {name: RandomState(party_seed(SEED, name)) for name in [*names, "label"]}
+    streams = {
+        name: RandomState(derive_seed(SEED, "training", name))
+        for name in [*names, "label"]
+    }
     codes = split_rows(ROWS, SEED, 0.2)
     rows = torch.from_numpy((codes == TRAIN).nonzero()[0])
     losses = []

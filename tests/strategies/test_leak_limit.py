@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from leak_cases import Record, deep_parties, flower_warnings, run
+from records_cases import series_of
 from vertical_cases import final_states, labels, losses, rich_app, scores
 
 from flower_vfl import InProcessGrid, PartyError
@@ -48,7 +49,7 @@ def start(
     epochs: int = EPOCHS,
     **settings: Any,
 ) -> VerticalResult:
-    app = rich_app(defenses=build_defense)
+    app = rich_app(build_defense=build_defense)
     with InProcessGrid(app, 3, {"state-dir": str(folder)}) as inner:
         grid = inner if record is None else record.grid(inner)
         made = strategy(folder, leakage, **settings)
@@ -62,7 +63,9 @@ def stopping(window: int) -> Leakage:
 
 def measured(result: VerticalResult) -> dict[str, Any]:
     """Return all series but those of the limit."""
-    return {k: v for k, v in result.series.items() if not k.startswith("leak_limit")}
+    return {
+        k: v for k, v in series_of(result).items() if not k.startswith("leak_limit")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +84,10 @@ def test_a_stopped_run_is_kept_and_goes_on(
     parties = "passive-1, passive-2"
     assert stopped.stopped == f"the leak limit was exceeded for {parties}"
     for party in ("passive-1", "passive-2"):
-        assert stopped.series[f"leak_limit/{party}"]["steps"] == [window]
-        assert stopped.series[f"leak_mean/{party}"]["steps"] == [*range(1, window + 1)]
+        assert series_of(stopped)[f"leak_limit/{party}"]["steps"] == [window]
+        assert series_of(stopped)[f"leak_mean/{party}"]["steps"] == [
+            *range(1, window + 1)
+        ]
     for name in ("label", "passive-1", "passive-2", "strategy"):
         assert step_tag(window) in DirectoryStore(tmp_path / name).tags()
     ends = {state["step"] for state in final_states(tmp_path).values()}
@@ -112,7 +117,7 @@ def test_a_run_that_goes_on_with_the_limit_stops_after_another_window(
 ) -> None:
     start(tmp_path, stopping(2))
     again = start(tmp_path, stopping(2), resume=True)
-    assert again.series["leak_limit/passive-1"]["steps"] == [2, 4]
+    assert series_of(again)["leak_limit/passive-1"]["steps"] == [2, 4]
     assert again.stopped
 
 
@@ -170,7 +175,7 @@ def raised(folder: Path, placement: str, tag: str = "final") -> float:
 def test_a_stronger_defense_survives_a_restart(placement: str, tmp_path: Path) -> None:
     settings = {"transforms": "iso:t=0.001", "placement": placement}
     whole = start(tmp_path / "whole", raising(), **settings)
-    times = len(whole.series["leak_limit/passive-1"]["steps"])
+    times = len(series_of(whole)["leak_limit/passive-1"]["steps"])
     assert times >= 3
     assert raised(tmp_path / "whole", placement) == pytest.approx(3.0**times)
 
@@ -179,7 +184,7 @@ def test_a_stronger_defense_survives_a_restart(placement: str, tmp_path: Path) -
     before = raised(parts, placement)
     assert 1.0 < before < 3.0**times
     end = start(parts, raising(), resume=True, checkpoint_every=3, **settings)
-    assert end.series == whole.series
+    assert series_of(end) == series_of(whole)
     assert losses(end) == losses(whole)
     assert raised(parts, placement) == pytest.approx(3.0**times)
 
@@ -195,7 +200,7 @@ def test_both_places_raise_alike_and_say_so(tmp_path: Path) -> None:
             "from the next step on: Iso is now 3 times as strong as its setting",
             "from the next step on: Iso is now 9 times as strong as its setting",
         ]
-    assert results[0].series == results[1].series
+    assert series_of(results[0]) == series_of(results[1])
 
 
 def test_leakage_falls_to_the_limit() -> None:
@@ -206,10 +211,10 @@ def test_leakage_falls_to_the_limit() -> None:
     )
     result = run(leakage, "iso:t=0.01", epochs=6, parties=parties)
     for party in ("passive-1", "passive-2"):
-        values = result.series[f"leak_mean:held_out=true/{party}"]["values"]
+        values = series_of(result)[f"leak_mean:held_out=true/{party}"]["values"]
         assert sum(values[:5]) / 5 > 0.9
         assert sum(values[-30:]) / 30 < 0.7
-    steps = result.series["leak_limit/passive-1"]["steps"]
+    steps = series_of(result)["leak_limit/passive-1"]["steps"]
     assert all(later - earlier >= 5 for earlier, later in pairwise(steps))
     assert steps[-1] < 100
 
@@ -219,8 +224,8 @@ def test_no_noise_is_added_before_the_next_step() -> None:
     parties = deep_parties(labels(600))
     iso, settings = Iso(1e-6), {"batch_size": 64}
     result = run(raising(1e8), [iso], epochs=1, parties=parties, settings=settings)
-    assert result.series["leak_limit/passive-1"]["steps"][0] == 2
-    values = result.series["leak_mean/passive-1"]["values"]
+    assert series_of(result)["leak_limit/passive-1"]["steps"][0] == 2
+    values = series_of(result)["leak_mean/passive-1"]["values"]
     assert min(values[:2]) > 0.9 > values[2]
 
 

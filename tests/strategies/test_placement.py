@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from records_cases import series_of
 from torch import Tensor
 from vertical_cases import rich_app, simple_parties
 
-from flower_vfl.defender import Defender
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.protocol.messages import Verb, read
@@ -18,6 +18,7 @@ from flower_vfl.randomness import draw_secret, noise_generator
 from flower_vfl.strategies import (
     DEFENSES,
     Compose,
+    Defense,
     Iso,
     NoDefense,
     PerParty,
@@ -26,7 +27,7 @@ from flower_vfl.strategies import (
     VerticalStrategy,
     build_defense,
 )
-from flower_vfl.transform import AUC_BOUND, Batch, GradientTransform
+from flower_vfl.transform import AUC_BOUND, Batch, Defender, GradientTransform
 
 SEED = 12345
 
@@ -58,10 +59,8 @@ def run(
     parties = [label, *passive]
     strategy = VerticalStrategy(
         batch_size=16,
-        transforms=transforms,
-        placement=placement,
-        noise_seed=SEED,
         progress=False,
+        defense=Defense(transforms, at=placement, noise_seed=SEED),
     )
     with in_process(parties) as grid:
         result = strategy.start(grid, num_rounds=epochs)
@@ -78,7 +77,7 @@ def test_both_placements_train_bit_equal(name: str) -> None:
     here, at_strategy = run(name)
     there, at_label = run(name, "label")
     assert equal(here, there)
-    assert at_label.series == at_strategy.series
+    assert series_of(at_label) == series_of(at_strategy)
     vanilla, _ = run("")
     changes_nothing = ("none", "geno")  # geno withholds only what is out of the order
     assert equal(here, vanilla) == (name in changes_nothing)
@@ -130,7 +129,7 @@ def test_nothing_raw_leaves_an_untrusting_label_party(text: str) -> None:
     with pytest.raises(PartyError) as caught:
         run(text, trust_server=False)
     assert caught.value.party == "label" and caught.value.step is None
-    for words in ("raw gradients", "trust-server=true", 'placement="label"'):
+    for words in ("raw gradients", "trust-server=true", 'at="label"'):
         assert words in str(caught.value)
 
 
@@ -139,7 +138,7 @@ def relayed(placement: Any, **options: Any) -> Relay:
     app = rich_app(**options)
     grid = Relay(app, nodes)
     strategy = VerticalStrategy(
-        batch_size=16, transforms="marvell:s=4", placement=placement, progress=False
+        batch_size=16, progress=False, defense=Defense("marvell:s=4", at=placement)
     )
     strategy.start(grid, num_rounds=1)
     grid.close()
@@ -147,37 +146,39 @@ def relayed(placement: Any, **options: Any) -> Relay:
 
 
 def test_labels_stay_where_the_defense_is() -> None:
-    there = relayed("label", defenses=build_defense, trust_server=False)
+    there = relayed("label", build_defense=build_defense, trust_server=False)
     assert all(reply.labels is None for reply in there.replies)
     here = relayed("strategy")
     assert all(reply.labels is not None for reply in here.replies)
 
 
 def test_passive_parties_are_not_told_about_the_defense() -> None:
-    grid = relayed("label", defenses=build_defense)
+    grid = relayed("label", build_defense=build_defense)
     told = [terms["defense"] for terms in grid.terms]
     assert sorted(told) == ["", "", "marvell"]
 
 
 def test_a_label_party_that_cannot_build_one_says_so() -> None:
-    with pytest.raises(PartyError, match=r"LabelParty\(defenses=.*build_defense\)"):
-        run("iso", "label", defenses=None)
+    with pytest.raises(
+        PartyError, match=r"LabelParty\(build_defense=.*build_defense\)"
+    ):
+        run("iso", "label", build_defense=None)
 
     def refuse(text: str) -> GradientTransform:
         raise ConfigError(f"only marvell is allowed here, not {text}")
 
     with pytest.raises(PartyError, match="only marvell is allowed here, not iso"):
-        run("iso", "label", defenses=refuse)
+        run("iso", "label", build_defense=refuse)
 
 
 def test_an_unknown_placement() -> None:
     with pytest.raises(ConfigError, match="unknown placement 'server'"):
-        VerticalStrategy(placement="server")  # type: ignore[arg-type]
+        VerticalStrategy(defense=Defense(at="server"))  # type: ignore[arg-type]
 
 
 def test_noise_is_secret_unless_a_seed_is_given() -> None:
     label, passive = simple_parties(trust_server=True)
-    strategy = VerticalStrategy(transforms="iso", seed=0)
+    strategy = VerticalStrategy(seed=0, defense="iso")
     assert strategy.noise_seed is None
     with in_process([label, *passive]) as grid:
         seeds = {strategy.connect(grid).defender.seed for _ in range(3)}
@@ -241,7 +242,7 @@ def test_a_bound_outlives_what_sees_no_labels(
 def test_what_a_defense_reports_is_kept_by_step() -> None:
     _, result = run("marvell:s=4")
     for party in ("passive-1", "passive-2"):
-        series = result.series[f"{AUC_BOUND}/{party}"]
+        series = series_of(result)[f"{AUC_BOUND}/{party}"]
         assert series["steps"] == [1, 2, 3, 4, 5, 6]
         assert all(0.5 < value <= 1.0 for value in series["values"])
         epoch = result.train_metrics_clientapp[2][f"{AUC_BOUND}/{party}"]
@@ -263,4 +264,4 @@ def test_a_withheld_gradient_leaves_the_party_as_it_is() -> None:
         after = weights[-4:]
         moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
         assert moved == [False, False, True, True]
-        assert set(result.series["withheld/passive-1"]["values"]) == {1.0}
+        assert set(series_of(result)["withheld/passive-1"]["values"]) == {1.0}

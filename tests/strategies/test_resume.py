@@ -87,11 +87,11 @@ def test_without_a_folder_of_the_strategy_weights_are_resumed(
     undisturbed: list[object], tmp_path: Path
 ) -> None:
     with rich_grid(tmp_path) as grid, pytest.raises(PowerCutError):
-        strategy(None, 1, transforms=[]).start(
+        strategy(None, 1, defense=[]).start(
             cut_at(grid, Verb.TRAIN_STEP, 6), num_rounds=EPOCHS
         )
     with rich_grid(tmp_path) as grid:
-        result = strategy(None, 1, transforms=[]).start(
+        result = strategy(None, 1, defense=[]).start(
             grid, num_rounds=EPOCHS, resume=True
         )
     assert list(losses(result)) == [2, 3, 4]
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_after_a_checkpoint_and_can_be_resumed(
 
     before = signal.getsignal(signal.SIGINT)
     with rich_grid(tmp_path) as grid, pytest.raises(KeyboardInterrupt):
-        strategy(tmp_path, 0, transforms=[Impatient()]).start(grid, num_rounds=EPOCHS)
+        strategy(tmp_path, 0, defense=[Impatient()]).start(grid, num_rounds=EPOCHS)
     assert signal.getsignal(signal.SIGINT) is before
     assert "step-5" in DirectoryStore(tmp_path / "label").tags()
     with rich_grid(tmp_path) as grid:
@@ -197,7 +197,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
             raise AssertionError("still here")
 
     with rich_grid(tmp_path) as grid, pytest.raises(KeyboardInterrupt):
-        strategy(tmp_path, 0, transforms=[Hanging()]).start(grid, num_rounds=EPOCHS)
+        strategy(tmp_path, 0, defense=[Hanging()]).start(grid, num_rounds=EPOCHS)
     assert not DirectoryStore(tmp_path / "label").tags()
 
 

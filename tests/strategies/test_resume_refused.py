@@ -94,7 +94,7 @@ def test_other_transforms_than_those_of_the_checkpoint_are_refused(
     with rich_grid(tmp_path) as grid:
         strategy(tmp_path, 1).start(grid, num_rounds=1)
     with rich_grid(tmp_path) as grid, pytest.raises(ConfigError, match="transforms"):
-        strategy(tmp_path, 1, transforms=[]).start(grid, resume=True)
+        strategy(tmp_path, 1, defense=[]).start(grid, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_an_error_says_from_where_to_resume(
             return gradient * float("nan" if batch.step == 6 else 1.0)
 
     with rich_grid(tmp_path) as grid, pytest.raises(PartyError) as caught:
-        strategy(tmp_path, every, transforms=[Broken()]).start(grid, num_rounds=4)
+        strategy(tmp_path, every, defense=[Broken()]).start(grid, num_rounds=4)
     assert note in caught.value.__notes__[0]

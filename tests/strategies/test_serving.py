@@ -13,7 +13,14 @@ from flwr.serverapp import Grid
 from torch import nn
 from vertical_cases import ROWS, WIDTH, bottom, features, labels, simple_parties
 
-from flower_vfl import ConfigError, CrossEntropy, LabelParty, PartyError, in_process
+from flower_vfl import (
+    ConfigError,
+    CrossEntropy,
+    Imputation,
+    LabelParty,
+    PartyError,
+    in_process,
+)
 from flower_vfl.grids.wrapped import WrappedGrid
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.passive import PassiveParty
@@ -84,10 +91,13 @@ def test_a_row_hides_in_an_agreed_batch() -> None:
         features=features(0),
         model=bottom(),
         device="cpu",
-        secret=1,
+        imputation=Imputation(secret=1),
     )
     passive = [
-        PassiveParty(features(i), bottom(), device="cpu", secret=1) for i in (1, 2)
+        PassiveParty(
+            features(i), bottom(), device="cpu", imputation=Imputation(secret=1)
+        )
+        for i in (1, 2)
     ]
     for number, party in enumerate((label, *passive)):
         party.place(row_index(number))

@@ -30,7 +30,7 @@ from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import Verb, read
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies import Checkpoints, VerticalStrategy
 
 PARTIES, EPOCHS = 3, 3
 
@@ -41,9 +41,8 @@ def strategy() -> VerticalStrategy:
         seed=3,
         valid_fraction=0.2,
         evaluation_rows=5,
-        keep_final=True,
         progress=False,
-        checkpoint_every=4,
+        checkpoints=Checkpoints(every=4, keep_final=True),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records_cases import series_of
 from vertical_cases import simple_parties
 
 from flower_vfl import in_process
@@ -45,7 +46,7 @@ def test_tensorboard_has_every_step_and_epoch(tmp_path: Path) -> None:
     result = run(TensorBoard(str(tmp_path)))
     board = EventAccumulator(str(tmp_path))
     board.Reload()
-    series = result.series["leak_norm/passive-1"]
+    series = series_of(result)["leak_norm/passive-1"]
     written = board.Scalars("step/leak_norm/passive-1")
     assert [event.step for event in written] == series["steps"]
     assert [event.value for event in written] == pytest.approx(series["values"])
@@ -92,7 +93,7 @@ def test_mlflow_has_every_step_epoch_and_setting(tmp_path: Path) -> None:
     assert found.info.run_name == "one"
     assert found.data.params["batch_size"] == "32"
     history = client.get_metric_history(found.info.run_id, "leak_norm/passive-1")
-    series = result.series["leak_norm/passive-1"]
+    series = series_of(result)["leak_norm/passive-1"]
     assert sorted((m.step, m.value) for m in history) == list(
         zip(series["steps"], series["values"], strict=True)
     )
@@ -140,7 +141,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
     assert "Broken is left out from here on: no space left" in caplog.text
     assert len(result.train_metrics_clientapp) == EPOCHS
     plain = run()
-    assert plain.series == result.series
+    assert series_of(plain) == series_of(result)
 
 
 def test_trackers_by_name(tmp_path: Path) -> None:

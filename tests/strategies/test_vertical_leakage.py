@@ -17,14 +17,20 @@ from leak_cases import (
     norm_auc,
     run,
 )
+from records_cases import series_of
 from vertical_cases import features, labels, losses, rich_app, simple_parties
 
 from flower_vfl import InProcessGrid, PartyError
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.monitor import Leakage
-from flower_vfl.protocol.arrays import to_tensor
-from flower_vfl.protocol.messages import Verb
-from flower_vfl.strategies import PerParty, VerticalStrategy, build_defense
+from flower_vfl.protocol.messages import Verb, to_tensor
+from flower_vfl.strategies import (
+    Checkpoints,
+    Defense,
+    PerParty,
+    VerticalStrategy,
+    build_defense,
+)
 from flower_vfl.strategies.defenses.geno import Geno
 
 FOUR = ("norm", "cosine", "mean", "median")
@@ -38,10 +44,12 @@ def test_both_places_measure_the_same_to_the_last_bit(defense: str) -> None:
     )
     here = run(leakage, defense)
     there = run(leakage, defense, "label")
-    assert here.series == there.series
+    assert series_of(here) == series_of(there)
     assert here.leakage() == there.leakage()
     for party in ("passive-1", "passive-1+passive-2", "passive-2/random"):
-        assert here.series[f"leak_mean/{party}"]["steps"] == list(range(1, STEPS + 1))
+        assert series_of(here)[f"leak_mean/{party}"]["steps"] == list(
+            range(1, STEPS + 1)
+        )
 
 
 def test_a_measurement_changes_nothing() -> None:
@@ -49,7 +57,7 @@ def test_a_measurement_changes_nothing() -> None:
     watched, plain = run(leakage, "marvell:s=4"), run(None, "marvell:s=4")
     assert losses(watched) == losses(plain)
     bound = "auc_bound/passive-1"
-    assert watched.series[bound] == plain.series[bound]
+    assert series_of(watched)[bound] == series_of(plain)[bound]
     assert plain.leakage() == {}
 
 
@@ -83,7 +91,7 @@ def test_series_are_those_of_scikit_learn() -> None:
                     for reply, y in zip(replies, truth, strict=True)
                 ]
             )
-            series = result.series[f"leak_{attack}/{party}"]
+            series = series_of(result)[f"leak_{attack}/{party}"]
             assert series["steps"] == list(range(1, 21))
             np.testing.assert_allclose(series["values"], expected, atol=1e-9)
             found = result.leakage()[party][attack]
@@ -114,7 +122,7 @@ def test_what_is_measured_is_what_a_party_gets(placement: str) -> None:
         for content in got
         if (step := content.number("gradient-step"))
     ]
-    series = (result.series[f"leak_norm/passive-{i}"]["values"] for i in (1, 2))
+    series = (series_of(result)[f"leak_norm/passive-{i}"]["values"] for i in (1, 2))
     expected = [value for pair in zip(*series, strict=True) for value in pair]
     np.testing.assert_allclose(values, expected, atol=1e-9)
 
@@ -154,7 +162,7 @@ def test_a_regression() -> None:
     for reply, y, value in zip(
         record.label_replies(),
         batches_of(parties, 2),
-        result.series["leak_flipped_direct/passive-2"]["values"],
+        series_of(result)["leak_flipped_direct/passive-2"]["values"],
         strict=True,
     ):
         gradient = to_tensor(reply.arrays["passive-2"]).double().numpy()
@@ -172,7 +180,7 @@ def test_several_classes() -> None:
     for reply, y, value in zip(
         record.label_replies(),
         batches_of(parties, 2),
-        result.series["leak_flipped_norm/passive-1"]["values"],
+        series_of(result)["leak_flipped_norm/passive-1"]["values"],
         strict=True,
     ):
         gradient = to_tensor(reply.arrays["passive-1"])
@@ -191,7 +199,7 @@ def test_batches_of_one_class_are_skipped() -> None:
     both = [i for i, y in enumerate(batches_of(parties, 3), 1) if 0 < y.sum() < len(y)]
     assert 0 < len(both) < 30
     for party in ("passive-1", "passive-2/random"):
-        assert result.series[f"leak_norm/{party}"]["steps"] == both
+        assert series_of(result)[f"leak_norm/{party}"]["steps"] == both
     assert result.leakage()["passive-1"]["norm"]["batches"] == len(both)
 
 
@@ -202,9 +210,9 @@ def test_withheld_gradients_are_not_measured(placement: str) -> None:
     )
     one = PerParty({"passive-1": Geno(lambda_=1e-9)})
     result = run(leakage, [one], placement)
-    assert set(result.series["withheld/passive-1"]["values"]) == {1.0}
+    assert set(series_of(result)["withheld/passive-1"]["values"]) == {1.0}
     assert set(result.leakage()) == {"passive-2", "passive-2/random"}
-    assert not any("passive-1" in n for n in result.series if n.startswith("leak"))
+    assert not any("passive-1" in n for n in series_of(result) if n.startswith("leak"))
     nobody = run(leakage, [Geno(lambda_=1e-9)], placement)
     assert nobody.leakage() == {}
 
@@ -226,15 +234,15 @@ def test_every_layer_at_every_step(
     for name in ("0", "2"):
         for party in ("passive-1", "passive-2"):
             for kind in ("leak", "leak_flipped"):
-                series = result.series[f"{kind}_norm@{name}/{party}"]
+                series = series_of(result)[f"{kind}_norm@{name}/{party}"]
                 assert series["steps"] == list(range(1, 11))
     for party in ("passive-1", "passive-2"):
-        cut, last = (result.series[f"leak_{a}/{party}"] for a in ("norm", "norm@2"))
+        cut, last = (series_of(result)[f"leak_{a}/{party}"] for a in ("norm", "norm@2"))
         assert cut == last  # the last layer's output is the cut layer
-        first = result.series[f"leak_norm@0/{party}"]
+        first = series_of(result)[f"leak_norm@0/{party}"]
         assert first["values"] != last["values"]
         assert {"norm@0", "norm@2", "mean@0"} < set(result.leakage()[party])
-    assert not any("random" in name for name in result.series if "@" in name)
+    assert not any("random" in name for name in series_of(result) if "@" in name)
 
 
 def test_the_first_layer_by_hand() -> None:
@@ -246,12 +254,12 @@ def test_the_first_layer_by_hand() -> None:
     result = run(
         Leakage(("norm",), layers=True), epochs=1, parties=parties, record=record
     )
-    rows = parties[1].agreed().training_rows(1, 0)
+    rows = parties[1].configured().training_batches(1)[0]
     before = features(1, 100)[rows] @ weights["0.weight"].T + weights["0.bias"]
     gradient = to_tensor(record.label_replies()[0].arrays["passive-1"])
     at_first = (gradient @ weights["2.weight"]) * (before > 0)
     expected = norm_auc(at_first, batches_of(parties, 1)[0])
-    assert result.series["leak_norm@0/passive-1"]["values"][0] == pytest.approx(
+    assert series_of(result)["leak_norm@0/passive-1"]["values"][0] == pytest.approx(
         expected
     )
 
@@ -295,7 +303,7 @@ def test_a_warning_for_each_window() -> None:
     ]
     for party in ("passive-1", "passive-2"):
         assert f"'{party}'" in "".join(warned)
-        assert result.series[f"leak_limit/{party}"]["steps"] == [2, 4, 6]
+        assert series_of(result)[f"leak_limit/{party}"]["steps"] == [2, 4, 6]
     assert result.stopped == ""
     assert list(result.leakage()["passive-1"]) == ["mean"]  # the limit is no attack
 
@@ -307,26 +315,24 @@ def test_a_resumed_run_keeps_its_series(
     def start(folder: Path, epochs: int, resume: bool = False) -> Any:
         strategy = VerticalStrategy(
             batch_size=16,
-            transforms=transforms,
-            noise_seed=3,
             leakage=Leakage(
                 ("norm", "mean"), limit=0.55, window=4, coalitions=("all",), layers=True
             ),
-            checkpoint_every=every,
-            state_dir=folder,
             progress=False,
+            defense=Defense(transforms, noise_seed=3),
+            checkpoints=Checkpoints(every=every, folder=folder),
         )
-        app = rich_app(defenses=build_defense)
+        app = rich_app(build_defense=build_defense)
         with InProcessGrid(app, 3, {"state-dir": str(folder)}) as grid:
             return strategy.start(grid, num_rounds=epochs, resume=resume)
 
     whole = start(tmp_path / "whole", 4)
     start(tmp_path / "parts", 2)
     parts = start(tmp_path / "parts", 4, resume=True)
-    assert parts.series == whole.series
+    assert series_of(parts) == series_of(whole)
     assert parts.leakage() == whole.leakage()
     assert losses(parts) == losses(whole)
-    assert any(name.startswith("leak_limit/") for name in whole.series)
+    assert any(name.startswith("leak_limit/") for name in series_of(whole))
 
 
 def test_a_label_party_with_a_defense_of_its_own_measures_what_it_lets_out() -> None:

@@ -37,7 +37,7 @@ from flower_vfl import (
     in_process,
 )
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
-from flower_vfl.protocol.arrays import to_tensor
+from flower_vfl.protocol.messages import to_tensor
 from flower_vfl.randomness import generator
 from flower_vfl.strategies import VerticalStrategy
 
@@ -81,7 +81,7 @@ def test_aggregations_against_autograd_in_one_piece(kind: str, own: bool) -> Non
         **({"features": features(0), "model": bottoms[0]} if own else {}),  # type: ignore[arg-type]
     )
     passive = [
-        PassiveParty(features(i + 1), model, SGD, device="cpu")
+        PassiveParty(features(i + 1), model, device="cpu", optimizer=SGD)
         for i, model in enumerate(bottoms[own:])
     ]
     _, result = train([label, *passive], epochs=2, batch_size=0, seed=6)
@@ -157,8 +157,8 @@ def test_what_was_sent_is_never_changed_afterwards(
         PassiveParty(
             features(i + 1),
             nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.LeakyReLU(0.2, inplace=True)),
-            SGD,
             device="cpu",
+            optimizer=SGD,
         )
         for i in range(parties)
     ]
@@ -207,7 +207,7 @@ def test_parties_of_different_kinds_in_one_run() -> None:
     categories = torch.arange(ROWS) % 5
     passive = [
         PassiveParty((categories, features(1)), TwoInputs(), device="cpu"),
-        PassiveParty(features(2).numpy(), Last(), SGD, device="cpu"),
+        PassiveParty(features(2).numpy(), Last(), device="cpu", optimizer=SGD),
         PassiveParty(features(3).double().numpy(), nn.Identity(), device="cpu"),
         PassiveParty(features(4), frozen, device="cpu"),
     ]
@@ -239,7 +239,7 @@ def test_a_convolution_as_the_cut_layer() -> None:
     reference = copy.deepcopy(nn.ModuleList([*bottoms, top]))
     label = LabelParty(labels(), CrossEntropy(top), optimizer=SGD, device="cpu")
     passive = [
-        PassiveParty(x, m, SGD, device="cpu")
+        PassiveParty(x, m, device="cpu", optimizer=SGD)
         for x, m in zip(halves, bottoms, strict=True)
     ]
     _, result = train([label, *passive], epochs=1, batch_size=0, seed=1)
@@ -261,7 +261,7 @@ def test_a_convolution_as_the_cut_layer() -> None:
 def test_half_precision_bottom_models_train() -> None:
     label, (one, _) = simple_parties()
     half = nn.Linear(COLUMNS, WIDTH).bfloat16()
-    two = PassiveParty(features(2).bfloat16(), half, SGD, device="cpu")
+    two = PassiveParty(features(2).bfloat16(), half, device="cpu", optimizer=SGD)
     before = half.weight.detach().clone()
     train([label, one, two])
     assert half.weight.dtype == torch.bfloat16
@@ -277,7 +277,9 @@ def test_regression_in_the_labels_own_unit() -> None:
         optimizer=SGD,
         device="cpu",
     )
-    passive = PassiveParty(features(1), nn.Linear(COLUMNS, WIDTH), SGD, device="cpu")
+    passive = PassiveParty(
+        features(1), nn.Linear(COLUMNS, WIDTH), device="cpu", optimizer=SGD
+    )
     strategy, result = train([label, passive], epochs=30)
     test = y[split_rows(ROWS, 0) == TEST].numpy()
     found = scores(result)[30]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vertical_cases import WIDTH, assert_equal, labels, simple_parties, train, weights
 
 from flower_vfl import Batch, CrossEntropy, LabelParty
+from flower_vfl.strategies import Defense
 
 
 class Recorder:
@@ -38,7 +39,7 @@ def test_transforms_are_called_in_order_with_their_batch() -> None:
     def run() -> tuple[Recorder, Recorder, list[Tensor]]:
         label, passive = simple_parties(trust_server=True)
         one, two = Recorder(2.0), Recorder(-3.0)
-        train([label, *passive], epochs=2, transforms=[one, two], noise_seed=5)
+        train([label, *passive], epochs=2, defense=Defense([one, two], noise_seed=5))
         return one, two, weights(label, *passive)
 
     one, two, found = run()
@@ -65,7 +66,7 @@ def test_what_a_transform_returns_is_what_the_party_trains_on() -> None:
 
     label, passive = simple_parties(trust_server=True)
     before = weights(*passive)
-    train([label, *passive], transforms=[Nothing(0)])
+    train([label, *passive], defense=[Nothing(0)])
     after = weights(*passive)
     moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
     assert moved == [False, False, True, True]
@@ -92,7 +93,7 @@ def test_a_transform_that_works_in_place_does_not_reach_other_parties(
             labels(), CrossEntropy(nn.Linear(width, 1)), device="cpu", trust_server=True
         )
         passive = simple_parties()[1]
-        train([label, *passive], transforms=[transform], aggregation=aggregation)
+        train([label, *passive], defense=[transform], aggregation=aggregation)
         return weights(label, *passive)
 
     assert_equal(run(InPlace(0)), run(Copying(0)))
@@ -105,7 +106,7 @@ def test_the_time_of_the_defenses_is_reported() -> None:
             return gradient
 
     label, passive = simple_parties(trust_server=True)
-    result = train([label, *passive], epochs=2, transforms=[Slow(1)])[1]
+    result = train([label, *passive], epochs=2, defense=[Slow(1)])[1]
     for metrics in result.train_metrics_clientapp.values():
         spent, whole = metrics["defense_seconds"], metrics["seconds"]
         # two parties in each of three steps

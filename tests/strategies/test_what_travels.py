@@ -14,7 +14,7 @@ from vertical_cases import ROWS, WrappedGrid, features, labels, make_label, make
 
 from flower_vfl import CrossEntropy, InProcessGrid, LabelParty, PassiveParty, in_process
 from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies import Checkpoints, VerticalStrategy
 
 
 def needles() -> dict[str, bytes]:
@@ -62,12 +62,14 @@ def test_features_labels_and_ids_never_travel() -> None:
 
     grid = WrappedGrid(inner, record, record_reply)
     strategy = VerticalStrategy(
-        batch_size=16, valid_fraction=0.2, checkpoint_every=2, keep_final=True
+        batch_size=16,
+        valid_fraction=0.2,
+        checkpoints=Checkpoints(every=2, keep_final=True),
     )
     strategy.start(grid, num_rounds=2)
     strategy.predict("train")
     party = inner.parties()["label"]
-    schedule = party.agreed()
+    schedule = party.configured()
     for epoch in (1, 2):  # labels in the order of the batches too
         for index in range(3):
             rows = schedule.training_rows(epoch, index)
@@ -124,6 +126,6 @@ def test_trusted_labels_are_the_only_exception() -> None:
         return reply
 
     grid = WrappedGrid(in_process([label, passive]), after=record)
-    VerticalStrategy(batch_size=16, transforms=[Needs()]).start(grid, num_rounds=1)
-    rows = label.agreed().training_rows(1, 0)
+    VerticalStrategy(batch_size=16, defense=[Needs()]).start(grid, num_rounds=1)
+    rows = label.configured().training_batches(1)[0]
     assert labels()[rows].float().numpy().tobytes() in b"".join(sent)

@@ -117,8 +117,8 @@ def deep_parties(
         PassiveParty(
             features(i + 1, len(labels)),
             nn.Sequential(nn.Linear(COLUMNS, 6), nn.ReLU(), nn.Linear(6, WIDTH)),
-            ADAM,
             device="cpu",
+            optimizer=ADAM,
         )
         for i in range(passive)
     ]
@@ -130,7 +130,7 @@ def batches_of(parties: list[Party], epochs: int) -> list[NDArray[Any]]:
     """Return the labels of the batch of every step of a run that has ended."""
     label = parties[0]
     assert isinstance(label, LabelParty) and label.raw_labels is not None
-    schedule = label.agreed()
+    schedule = label.configured()
     steps = -(-schedule.size("train") // 16)
     return [
         label.raw_labels[schedule.training_rows(epoch, index)].numpy()

@@ -12,7 +12,7 @@ from vertical_cases import WrappedGrid, rich_app
 
 from flower_vfl import Batch, InProcessGrid
 from flower_vfl.protocol.messages import Verb
-from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+from flower_vfl.strategies import Checkpoints, EarlyStopping, VerticalStrategy
 
 EPOCHS, STEPS = 4, 3  # 36 training rows in batches of 16, 16 and 4
 
@@ -41,12 +41,10 @@ def strategy(folder: Path | None, every: int, **options: Any) -> VerticalStrateg
         batch_size=16,
         seed=options.pop("seed", 5),
         valid_fraction=0.2,
-        transforms=options.pop("transforms", [CountingTransform()]),
         early_stopping=EarlyStopping(patience=2, metric="loss"),
-        keep_final=True,
-        checkpoint_every=every,
-        state_dir=folder,
         progress=False,
+        defense=options.pop("transforms", [CountingTransform()]),
+        checkpoints=Checkpoints(every=every, keep_final=True, folder=folder),
         **options,
     )
 

@@ -101,7 +101,10 @@ def simple_parties(
     label = LabelParty(labels(rows), objective, device="cpu", **options)
     others = [
         PassiveParty(
-            features(i + 1, rows), nn.Linear(COLUMNS, WIDTH), ADAM, device="cpu"
+            features(i + 1, rows),
+            nn.Linear(COLUMNS, WIDTH),
+            device="cpu",
+            optimizer=ADAM,
         )
         for i in range(passive)
     ]
