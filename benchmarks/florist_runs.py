@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.defender import LabelStep
+from flower_vfl import CrossEntropy, Imputation, LabelParty, PassiveParty, in_process
 from flower_vfl.leakage.attacks import leak_auc
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.label import LabelStep
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models import build_bottom, build_top
@@ -133,7 +133,7 @@ class Noting(LabelParty):
         received = embeddings["passive-1"].detach()
         if epoch > len(self.seen):
             self.seen.append(torch.zeros(self.rows, received.shape[1]))
-        self.seen[epoch - 1][self.agreed().training_rows(epoch, index)] = received
+        self.seen[epoch - 1][self.configured().training_rows(epoch, index)] = received
         return super().train_step(step, epoch, index, embeddings)
 
 
@@ -143,7 +143,7 @@ def attacks_by_draw(label: Noting, absent: np.ndarray) -> tuple[float, float]:
     Change: 1 − cosine of a row's embeddings of the last two epochs. Equality: how close
     the nearest other row of the last epoch is.
     """
-    rows = label.agreed().rows("train")
+    rows = label.configured().rows("train")
     before, after = (F.normalize(part[rows], dim=1) for part in label.seen[-2:])
     change = 1.0 - (before * after).sum(dim=1)
     nearest = [
@@ -172,11 +172,10 @@ def run_with(
     passive = PassiveParty(
         passive_rows.data.inputs,
         build_bottom(sample.bottom, spec, WIDTH),
-        adam,
         split=passive_rows.codes,
-        synthetic_features=case.features,
-        secret=seed,
         device="cpu",
+        optimizer=adam,
+        imputation=Imputation(features=case.features, secret=seed),
     )
     label = kind(
         label_rows.labels,

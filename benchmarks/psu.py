@@ -52,7 +52,7 @@ from flower_vfl.alignment import (
 )
 from flower_vfl.alignment.elements import Progress, cores
 from flower_vfl.alignment.modp import Modp
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies import Alignment, VerticalStrategy
 
 NAMES = ["a", "p"]
 KINDS = {"psu": PsuParty, "psi": PsiParty}
@@ -172,7 +172,9 @@ def shake_hands(
         LabelParty(labels, top, ids=ids["a"], device="cpu"),
         PassiveParty(features, nn.Linear(1, 1), ids=ids["p"], device="cpu"),
     ]
-    strategy = VerticalStrategy(alignment=method, group=group.name, progress=False)
+    strategy = VerticalStrategy(
+        progress=False, alignment=Alignment(method, group=group.name)
+    )
     with in_process(parties) as grid:
         start = time.perf_counter()
         training = strategy.connect(grid)

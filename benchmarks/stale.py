@@ -24,7 +24,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.randomness import RandomState, derive_seed
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import load_rows, make_label, make_passive
-from flower_vfl.strategies import NoDefense, VerticalStrategy, build_defense
+from flower_vfl.strategies import Defense, NoDefense, VerticalStrategy, build_defense
 from flower_vfl.transform import Batch
 
 DEFENSES = ("none", "iso:t=4", "max-norm", "marvell:s=4", "marvell:auc=0.6")
@@ -47,7 +47,7 @@ class Recorder(NoDefense):
         if batch.party == PARTY:
             number = self.index.get(batch.epoch, 0)
             self.index[batch.epoch] = number + 1
-            rows = self.label.agreed().training_rows(batch.epoch, number)
+            rows = self.label.configured().training_rows(batch.epoch, number)
             self.stale.add(rows, gradient)
             self.meter.measure(PARTY, gradient, self.truth[rows], batch.step)
         return gradient
@@ -68,9 +68,10 @@ def one_run(config: RunConfig) -> tuple[float, dict[str, tuple[float, float]]]:
         batch_size=config.batch_size,
         seed=config.seed,
         evaluate_every=config.epochs,
-        transforms=[build_defense(config.defense), recorder],
-        noise_seed=config.seed,
         progress=False,
+        defense=Defense(
+            [build_defense(config.defense), recorder], noise_seed=config.seed
+        ),
     )
     with in_process(parties) as grid:
         result = strategy.start(grid, num_rounds=config.epochs)

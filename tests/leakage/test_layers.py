@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from records_cases import series_of
 from torch import Tensor, nn
 from vertical_cases import (
     COLUMNS,
@@ -23,7 +24,7 @@ from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.config import TrainingConfig
-from flower_vfl.strategies import VerticalResult, VerticalStrategy
+from flower_vfl.strategies import Checkpoints, Defense, VerticalResult, VerticalStrategy
 
 ROWS = 8
 
@@ -221,16 +222,15 @@ def test_stateless_runtimes_measure_the_same(
         strategy = VerticalStrategy(
             batch_size=16,
             seed=3,
-            transforms="marvell:s=4",
-            noise_seed=7,
             leakage=Leakage(("norm", "mean"), limit=0.6, window=2, layers=True),
-            keep_final=True,
             progress=False,
+            defense=Defense("marvell:s=4", noise_seed=7),
+            checkpoints=Checkpoints(keep_final=True),
         )
         return strategy.start(grid, num_rounds=2), final_states(folder)
 
     expected, states = outcome("in-process")
     found, others = outcome("stateless")
-    assert found.series == expected.series
+    assert series_of(found) == series_of(expected)
     assert_equal(others, states)
-    assert "leak_norm@4/passive-2" in found.series
+    assert "leak_norm@4/passive-2" in series_of(found)

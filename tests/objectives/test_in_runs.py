@@ -35,11 +35,10 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill
-from flower_vfl.parties.base import party_seed
 from flower_vfl.parties.schedule import TRAIN, split_rows
 from flower_vfl.protocol.messages import Verb
-from flower_vfl.randomness import RandomState, generator
-from flower_vfl.strategies import DEFENSES, VerticalStrategy, build_defense
+from flower_vfl.randomness import RandomState, derive_seed, generator
+from flower_vfl.strategies import DEFENSES, Checkpoints, VerticalStrategy, build_defense
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 EPOCHS = 4
@@ -95,7 +94,7 @@ def make_label(name: str, context: Context | None = None, **options: Any) -> Lab
 def make_passive(context: Context) -> PassiveParty:
     number = int(context.node_config["partition-id"])
     model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Dropout(0.2))
-    return PassiveParty(features(number), model, ADAM, device="cpu")
+    return PassiveParty(features(number), model, device="cpu", optimizer=ADAM)
 
 
 def app(name: str) -> Any:
@@ -107,10 +106,8 @@ def strategy(folder: Path, every_step: int) -> VerticalStrategy:
         batch_size=16,
         seed=5,
         aggregation="mean",
-        keep_final=True,
-        checkpoint_every=every_step,
-        state_dir=folder,
         progress=False,
+        checkpoints=Checkpoints(every=every_step, keep_final=True, folder=folder),
     )
 
 
@@ -169,7 +166,9 @@ def test_every_objective_composes_with_every_transform(name: str, defense: str) 
         pytest.skip("Marvell hides classes; a regression has none")
     torch.manual_seed(0)
     passive = [
-        PassiveParty(features(i), nn.Linear(COLUMNS, WIDTH), ADAM, device="cpu")
+        PassiveParty(
+            features(i), nn.Linear(COLUMNS, WIDTH), device="cpu", optimizer=ADAM
+        )
         for i in (1, 2)
     ]
     seen: list[Tensor] = []
@@ -187,7 +186,7 @@ def test_every_objective_composes_with_every_transform(name: str, defense: str) 
     label = make_label(name, trust_server=True)
     with in_process([label, *passive]) as parties:
         result = VerticalStrategy(
-            batch_size=16, seed=1, aggregation="mean", transforms=[Watching()]
+            batch_size=16, seed=1, aggregation="mean", defense=[Watching()]
         ).start(parties, num_rounds=2)
     assert len(seen) == 2 * 2 * 3
     assert all(gradient.shape[1] == WIDTH for gradient in seen)
@@ -208,7 +207,7 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
     twins = copy.deepcopy([*own, *models])
     objective = copy.deepcopy(label.objective)
     passive = [
-        PassiveParty(features(i + 1), model, ADAM, device="cpu")
+        PassiveParty(features(i + 1), model, device="cpu", optimizer=ADAM)
         for i, model in enumerate(models)
     ]
     with in_process([label, *passive]) as parties:
@@ -222,7 +221,7 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
     training = torch.from_numpy((split_rows(ROWS, 5, 0.2) == TRAIN).nonzero()[0])
     objective.prepare((features(0),) if own else (), labels, training)
     optimizers = [ADAM(model.parameters()) for model in twins]
-    stream = RandomState(party_seed(5, "label"))
+    stream = RandomState(derive_seed(5, "training", "label"))
     for epoch in (1, 2, 3):
         order = torch.randperm(len(training), generator=generator(5, "batches", epoch))
         for rows in training[order].split(16):

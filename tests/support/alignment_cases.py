@@ -15,6 +15,7 @@ from vertical_cases import StatelessGrid
 
 from flower_vfl import (
     CrossEntropy,
+    Imputation,
     InProcessGrid,
     LabelParty,
     PassiveParty,
@@ -42,16 +43,18 @@ def make_parties(ids: Sequence[Sequence[object]] = IDS) -> list[Party]:
         PassiveParty(
             torch.randn(len(own), COLUMNS),
             nn.Linear(COLUMNS, WIDTH),
-            partial(torch.optim.SGD, lr=0.1),
             ids=own,
             device="cpu",
-            secret=1,
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            imputation=Imputation(secret=1),
         )
         for own in ids[1:]
     ]
     top = CrossEntropy(nn.Linear(WIDTH * len(passive), 1))
     labels = torch.arange(len(ids[0])) % 2
-    label = LabelParty(labels, top, ids=ids[0], device="cpu", secret=1)
+    label = LabelParty(
+        labels, top, ids=ids[0], device="cpu", imputation=Imputation(secret=1)
+    )
     return [label, *passive]
 
 
@@ -64,7 +67,7 @@ def make_app(
     def party(context: Context) -> Any:
         return make_parties(ids)[int(context.node_config["partition-id"])]
 
-    return vertical_client_app(party, party, aligning=aligning)
+    return vertical_client_app(party, party, alignment=aligning)
 
 
 def make_strategy(method: str = "psu", **options: Any) -> VerticalStrategy:

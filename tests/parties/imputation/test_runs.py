@@ -28,6 +28,7 @@ from vertical_cases import (
 
 from flower_vfl import (
     CrossEntropy,
+    Imputation,
     InProcessGrid,
     LabelParty,
     MeanSquaredError,
@@ -38,6 +39,7 @@ from flower_vfl import (
 from flower_vfl.objectives import LADistill, Objective
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.schedule import TEST, TRAIN
+from flower_vfl.strategies import Checkpoints
 
 
 def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
@@ -90,7 +92,7 @@ def test_a_secret_of_its_own_survives_in_the_node_state(tmp_path: Path) -> None:
         {"secret": None, "synthetic_labels": "random_pos"}, {"secret": None}
     )
     grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path)})
-    strategy(checkpoint_every=2).start(grid, num_rounds=1)
+    strategy(checkpoints=Checkpoints(every=2)).start(grid, num_rounds=1)
     first = final_states(tmp_path, "step-2")
     last = final_states(tmp_path)
     for name in first:
@@ -104,12 +106,14 @@ def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     app = placed_app(
         {"synthetic_labels": "random_pos"}, {"synthetic_features": "random"}
     )
-    start(app, tmp_path / "whole", checkpoint_every=3)
+    start(app, tmp_path / "whole", checkpoints=Checkpoints(every=3))
     folder = {"state-dir": str(tmp_path / "parts")}
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoint_every=3).start(grid, num_rounds=1)
+        strategy(checkpoints=Checkpoints(every=3)).start(grid, num_rounds=1)
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoint_every=3).start(grid, num_rounds=2, resume=True)
+        strategy(checkpoints=Checkpoints(every=3)).start(
+            grid, num_rounds=2, resume=True
+        )
     assert_equal(final_states(tmp_path / "whole"), final_states(tmp_path / "parts"))
 
 
@@ -122,7 +126,7 @@ def test_rows_that_nobody_holds_are_trained_on(tmp_path: Path) -> None:
         party.place(RowIndex(local, {"label": 0.2, "passive-1": 0.2}))
     with in_process([label, *passive]) as grid:
         result = strategy(batch_size=4, test_fraction=0.0).start(grid, num_rounds=3)
-    schedule = label.agreed()
+    schedule = label.configured()
     real = [bool((schedule.training_rows(3, i) < 6).any()) for i in range(7)]
     assert not all(real)
     assert all(np.isfinite(loss) for loss in losses(result).values())
@@ -136,7 +140,7 @@ def test_evaluation_counts_rows_with_a_label_only() -> None:
         driver = strategy(test_fraction=0.5)
         result = driver.start(grid, num_rounds=1)
         predicted = driver.predict("test")
-    rows = label.agreed().rows("test")
+    rows = label.configured().rows("test")
     local = row_index(0, 40).local[rows]
     assert 0 < int((local >= 0).sum()) < len(rows)
     truth = labels()[local[local >= 0]]
@@ -160,7 +164,7 @@ def test_a_given_split_is_mapped_and_compared() -> None:
     assert described[0].rows == described[1].rows == ROWS
     with in_process([label, *passive]) as grid:
         strategy().start(grid, num_rounds=1)
-    assert label.agreed().rows("test").tolist() == list(range(50, 60))
+    assert label.configured().rows("test").tolist() == list(range(50, 60))
     passive[0].place(RowIndex(torch.where(local < 5, -1, local)))  # lacks test rows
     with (
         in_process([label, *passive]) as grid,
@@ -188,7 +192,9 @@ def test_synthetic_rows_of_several_classes_and_values() -> None:
         (MeanSquaredError(nn.Linear(3, 1)), values, "neighbors"),
     ]
     for objective, truth, kind in cases:
-        label = LabelParty(truth, objective, synthetic_labels=kind, device="cpu")
+        label = LabelParty(
+            truth, objective, device="cpu", imputation=Imputation(labels=kind)
+        )
         _, passive = simple_parties(1)
         label.place(row_index(0))
         passive[0].place(row_index(1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from imputation_cases import UNION, placed_app, row_index, start, strategy
+from records_cases import series_of
 from torch import nn
 from vertical_cases import (
     ROWS,
@@ -20,7 +21,14 @@ from vertical_cases import (
     top,
 )
 
-from flower_vfl import CrossEntropy, LabelParty, PartyError, PassiveParty, in_process
+from flower_vfl import (
+    CrossEntropy,
+    Imputation,
+    LabelParty,
+    PartyError,
+    PassiveParty,
+    in_process,
+)
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
@@ -42,14 +50,17 @@ def calibrated(kind: str, when: str, alpha: float, beta: float) -> dict[str, Any
         CrossEntropy(nn.Linear(4, 1)),
         optimizer=adam,
         split=codes,
-        synthetic_labels=kind,
-        calibration=when,
-        secret=1,
         device="cpu",
+        imputation=Imputation(labels=kind, calibration=when, secret=1),
     )
     one_hot = np.eye(4, dtype=np.float32)[x]
     passive = PassiveParty(
-        one_hot, nn.Linear(4, 4), adam, split=codes, secret=1, device="cpu"
+        one_hot,
+        nn.Linear(4, 4),
+        split=codes,
+        device="cpu",
+        optimizer=adam,
+        imputation=Imputation(secret=1),
     )
     shares = {"label": 1.0 - beta, "passive-1": 1.0 - alpha}
     for party, ratio in ((label, beta), (passive, alpha)):
@@ -82,7 +93,9 @@ def labelled(seed: int) -> float:
 def test_a_party_that_only_predicts_is_calibrated_too(tmp_path: Path) -> None:
     start(placed_app({"calibration": "te"}), tmp_path)
     state = final_states(tmp_path)["label"]
-    blind = LabelParty(None, CrossEntropy(top(3)), features(0), bottom(), rows=ROWS)
+    blind = LabelParty(
+        None, CrossEntropy(top(3)), rows=ROWS, features=features(0), model=bottom()
+    )
     blind.describe(b"")
     assert blind.objective.calibration is None
     blind.configure(
@@ -108,7 +121,7 @@ def test_membership_is_measured_on_both_sides(tmp_path: Path) -> None:
         assert all(0.0 <= numbers["mean"] <= 1.0 for numbers in party.values())
         assert party["embedding"]["batches"] == party["spectral"]["batches"] == 8
     assert result.leakage() == {}  # labels were not attacked
-    steps = result.series["member_embedding/passive-1"]["steps"]
+    steps = series_of(result)["member_embedding/passive-1"]["steps"]
     assert steps == list(range(1, 9))
 
 
