@@ -1,7 +1,7 @@
-"""Leak AUC of two Flower apps of others, before and after one line: the two adapters.
+"""Leak AUC of two third-party Flower apps with and without the two adapters.
 
-The apps are those of the tests (``tests/support/foreign_apps.py``): in the first the
-server holds the labels, in the second a client does. Prints the table of
+The apps are those of the tests (``tests/support/third_party_apps.py``): in the first
+one the server holds the labels, in the second one a client. Prints the table of
 ``docs/existing-deployments.md``; every number is the mean over the noise seeds.
 """
 
@@ -18,8 +18,8 @@ import torch
 
 from flower_vfl import InProcessGrid
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "strategies"))
-from foreign_apps import run_digits, run_tumours
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from third_party_apps import run_digits, run_tumours
 
 DEFENSES = (None, "none", "marvell:s=1", "marvell:s=4", "marvell:s=16")
 APPS = {"`defended_grid`": run_tumours, "`defense_mod`": run_digits}

@@ -52,7 +52,7 @@ CLIENT_APP = '''
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_vfl.resident import resident
+from flower_vfl.grids.resident import resident
 
 echo = ClientApp()
 
@@ -74,7 +74,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 
-from flower_vfl.resident import ResidentGrid
+from flower_vfl.grids.resident import ResidentGrid
 
 app = ServerApp()
 

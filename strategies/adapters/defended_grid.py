@@ -13,7 +13,7 @@ from flwr.supercore import log
 
 from flower_vfl.grids.wrapped import WrappedGrid
 
-from .adapter import Adapter, Labels, Metrics
+from .message_defender import Labels, MessageDefender, Metrics
 
 
 def defended_grid(
@@ -30,15 +30,15 @@ def defended_grid(
 ) -> DefendedGrid:
     """Return a grid that transforms the gradients of the messages it sends.
 
-    Everything else goes through it unchanged. A message of the type that lacks the
-    arrays, or whose gradient cannot be transformed, raises and nothing is sent.
+    Other messages pass unchanged. If a message of the given type lacks the arrays, or
+    its gradient cannot be transformed, the grid raises an error and sends nothing.
 
     Parameters
     ----------
     grid : Grid
-        Any Flower grid. The defended one goes around all others.
+        Any Flower grid. The defended grid must be the outermost one.
     transform : object
-        A gradient transform, or what names one, such as ``"marvell:s=4"``.
+        A gradient transform or its config string, such as ``"marvell:s=4"``.
     message_type : str | Sequence[str]
         Type of the messages that hold gradients, e.g. ``"train.apply_gradients"``.
     record : str | None (default: None)
@@ -53,56 +53,83 @@ def defended_grid(
     epoch : int | Callable[[Message], int] (default: 1)
         The epoch, for a transform that changes with it.
     seed : int | None (default: None)
-        Seed of the noise. Who knows it can take the noise off again, so None draws a
-        secret one; give one to repeat an experiment.
+        Seed of the noise; None draws a secret one. Whoever knows the seed can subtract
+        the noise, so give one only to repeat an experiment.
+
+    Returns
+    -------
+    DefendedGrid
+        A Flower grid. Its ``reports`` holds the last metrics of each party.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, defended_grid
+    >>> client, received = ClientApp(), []
+    >>> @client.train()
+    ... def train(message, context):
+    ...     received.append(message.content["gradients"]["0"].numpy())
+    ...     return Message(RecordDict(), reply_to=message)
+    >>> gradients = ArrayRecord([np.array([[3.0, 4.0], [0.3, 0.4]])])
+    >>> with defended_grid(
+    ...     InProcessGrid(client, nodes=1), "max-norm", message_type="train", seed=1
+    ... ) as grid:
+    ...     message = Message(RecordDict({"gradients": gradients}), 1, "train")
+    ...     _ = grid.send_and_receive([message])
+    >>> bool(np.allclose(received[0], gradients["0"].numpy()))
+    False
     """
-    to = party or (lambda message: str(message.metadata.dst_node_id))
+    receiver = party or (lambda message: str(message.metadata.dst_node_id))
     return DefendedGrid(
         grid,
-        Adapter(transform, message_type, record, arrays, labels, to, epoch, seed),
+        MessageDefender(
+            transform, message_type, record, arrays, labels, receiver, epoch, seed
+        ),
     )
 
 
 class DefendedGrid(WrappedGrid):
-    """A grid around another; made by :func:`defended_grid`."""
+    """The grid that :func:`defended_grid` returns."""
 
-    def __init__(self, grid: Grid, adapter: Adapter) -> None:
+    def __init__(self, grid: Grid, defender: MessageDefender) -> None:
         super().__init__(grid)
-        self._adapter = adapter
+        self._defender = defender
         self.reports: Metrics = {}
-        self._others: set[str] = set()
-        weakref.finalize(self, _tell_if_unused, adapter, self._others)
+        self._other_types: set[str] = set()
+        weakref.finalize(self, _warn_if_unused, defender, self._other_types)
 
     def _defend(self, message: Message) -> Message:
-        adapter = self._adapter
-        if adapter.wants(message):
-            with adapter.lock:
-                defended, metrics = adapter.defend(message, message)
+        defender = self._defender
+        if defender.matches(message):
+            with defender.lock:
+                defended, metrics = defender.defend(message, message)
             self.reports.update(metrics)
             return defended
         kind = message.metadata.message_type
-        if kind not in self._others:
-            self._others.add(kind)
-            if adapter.record and adapter.record in message.content.array_records:
+        if kind not in self._other_types:
+            self._other_types.add(kind)
+            if defender.record and defender.record in message.content.array_records:
                 text = "Messages of type '%s' have a record '%s' too: sent undefended"
-                log(WARNING, text, kind, adapter.record)
+                log(WARNING, text, kind, defender.record)
         return message
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, gradients transformed, and return their ids."""
-        # All are transformed before the first one leaves.
+        """Send messages with transformed gradients and return their ids."""
+        # All gradients are transformed before the first message is sent.
         return self._grid.push_messages([self._defend(m) for m in messages])
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages, gradients transformed, and return the replies."""
+        """Send messages with transformed gradients and return the replies."""
         defended = [self._defend(message) for message in messages]
         return self._grid.send_and_receive(defended, timeout=timeout)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only the wrapped grid has, such as ``close``."""
-        if name == "_grid":  # not made yet, as in a copy
+        """Return an attribute of the wrapped grid, such as ``close``."""
+        if name == "_grid":  # not set yet, as in a copy
             raise AttributeError(name)
         return getattr(self._grid, name)
 
@@ -115,12 +142,12 @@ class DefendedGrid(WrappedGrid):
         getattr(self._grid, "close", lambda: None)()
 
 
-def _tell_if_unused(adapter: Adapter, others: set[str]) -> None:
-    """Say at the end that nothing was defended, though messages were sent."""
-    if others and not adapter.steps:
+def _warn_if_unused(defender: MessageDefender, other_types: set[str]) -> None:
+    """Warn at the end if messages were sent and none was defended."""
+    if other_types and not defender.steps:
         log(
             WARNING,
             "Nothing was defended: no message was of the type %s; there were %s",
-            ", ".join(sorted(adapter.types or ())),
-            ", ".join(sorted(others)),
+            ", ".join(sorted(defender.types or ())),
+            ", ".join(sorted(other_types)),
         )

@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 
-from .adapter import Adapter, Labels
+from .message_defender import Labels, MessageDefender
 
 
 def defense_mod(
@@ -28,54 +28,76 @@ def defense_mod(
 ) -> Mod:
     """Return a client mod that transforms the gradients of a reply.
 
-    The step number, the seed and the transform's state are kept in ``context.state``,
-    because Flower may start a process for every message. A reply that lacks the arrays,
-    or whose gradient cannot be transformed, becomes an error reply.
+    The mod keeps the step number, the seed and the state of the transform in
+    ``context.state``, because Flower may start a process for every message. If a reply
+    lacks the arrays, or its gradient cannot be transformed, the mod raises an error.
 
     Parameters
     ----------
     transform : object
-        A gradient transform, or what names one, such as ``"marvell:s=4"``.
+        A gradient transform or its config string, such as ``"marvell:s=4"``.
     message_type : str | Sequence[str] | None (default: None)
         Type of the messages whose replies hold gradients; None for every message of
-        the app or function that has this mod.
+        the app or function with this mod.
     record : str | None (default: None)
         Name of the array record that holds them; None for every array record.
     arrays : str | Sequence[str] | None (default: None)
         Their names in it; None for every array.
     labels : Labels | Callable[[Message, Context], Labels] | None (default: None)
         Labels of the rows of a gradient, for a transform that requires them: an array,
-        or a function of the message that is answered and the node's context.
+        or a function of the answered message and the context of the node.
     party : str | Callable[[Message, Context], str] | None (default: None)
         Name of the party that the gradient is for; None for the name of its array.
     epoch : int | Callable[[Message, Context], int] (default: 1)
         The epoch, for a transform that changes with it.
     seed : int | None (default: None)
-        Seed of the noise. Who knows it can take the noise off again, so None draws a
-        secret one; give one to repeat an experiment.
+        Seed of the noise; None draws a secret one. Whoever knows the seed can subtract
+        the noise, so give one only to repeat an experiment.
     report : str | None (default: None)
-        Name of a metric record to add to the reply, with what the transform reported
-        as ``<party>.<metric>``; None tells the server nothing.
+        Name of a metric record to add to the reply, with the metrics of the transform
+        as ``<party>.<metric>``; None reports nothing to the server.
+
+    Returns
+    -------
+    Mod
+        A mod for ``ClientApp(mods=[...])`` or for one function of an app.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, defense_mod
+    >>> client = ClientApp()
+    >>> gradients = ArrayRecord([np.array([[3.0, 4.0], [0.3, 0.4]])])
+    >>> @client.train(mods=[defense_mod("max-norm", record="gradients", seed=1)])
+    ... def train(message, context):
+    ...     return Message(RecordDict({"gradients": gradients}), reply_to=message)
+    >>> with InProcessGrid(client, nodes=1) as grid:
+    ...     (reply,) = grid.send_and_receive([Message(RecordDict(), 1, "train")])
+    >>> received = reply.content["gradients"]["0"].numpy()
+    >>> bool(np.allclose(received, gradients["0"].numpy()))
+    False
     """
-    adapter = Adapter(
+    defender = MessageDefender(
         transform, message_type, record, arrays, labels, party, epoch, seed
     )
-    name = type(adapter.transform).__name__
-    types = "+".join(sorted(adapter.types or ()))
+    name = type(defender.transform).__name__
+    types = "+".join(sorted(defender.types or ()))
     state = "/".join(["flower_vfl.defense", name, types, record or ""])
 
     def mod(message: Message, context: Context, app: ClientAppCallable) -> Message:
         reply = app(message, context)
-        if reply.has_error() or not adapter.wants(message):
+        if reply.has_error() or not defender.matches(message):
             return reply
-        with adapter.lock:
-            # The nodes of a simulation share a process, not a state.
+        with defender.lock:
+            # The nodes of a simulation share a process and this mod.
             saved = context.state.config_records.get(state)
-            adapter.load_state_dict(
+            defender.load_state_dict(
                 from_bytes(cast(bytes, saved["state"])) if saved else None
             )
-            defended, metrics = adapter.defend(reply, message, context)
-            kept = ConfigRecord({"state": to_bytes(adapter.state_dict())})
+            defended, metrics = defender.defend(reply, message, context)
+            kept = ConfigRecord({"state": to_bytes(defender.state_dict())})
         context.state[state] = kept
         if report is not None:
             if report in defended.content:

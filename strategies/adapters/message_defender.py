@@ -1,4 +1,4 @@
-"""What both adapters do: find the gradients of a message and transform them."""
+"""Finds the gradients in Flower messages and transforms them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.parties.base import check_finite
-from flower_vfl.protocol.arrays import to_tensor
+from flower_vfl.protocol.messages import to_tensor
 from flower_vfl.randomness import draw_secret
+from flower_vfl.rows import check_finite
 from flower_vfl.strategies.defenses.registry import build_defense
-from flower_vfl.transform import Batch
+from flower_vfl.transform import Batch, apply_in_order
 
 Labels: TypeAlias = ArrayLike | Tensor
 Metrics: TypeAlias = dict[str, dict[str, float]]
 
 
-class Adapter:
-    """Transforms the gradients of messages and counts them by party."""
+class MessageDefender:
+    """Transforms the gradients in messages and numbers them by party."""
 
-    # Held while a transform is at work; the class's, because a simulation pickles mods.
+    # Held while a transform works. On the class, because a simulation pickles mods.
     lock: ClassVar = threading.RLock()
 
     def __init__(
@@ -52,22 +52,29 @@ class Adapter:
                 f"{type(self.transform).__name__} needs labels; give labels=, either "
                 "those of all rows or a function that returns those of a message"
             )
-        self.types = None if message_type is None else _types(message_type)
+        self.types = None if message_type is None else _full_types(message_type)
         self.record, self.arrays = record, None if arrays is None else _names(arrays)
         self._labels, self._party, self._epoch, self._seed = labels, party, epoch, seed
         self._initial = copy.deepcopy(self.transform.state_dict())
         self.load_state_dict(None)
 
-    def wants(self, message: Message) -> bool:
+    def matches(self, message: Message) -> bool:
         """Return whether a message is of a type that holds gradients."""
         kind = message.metadata.message_type
         return self.types is None or _full_type(kind) in self.types
 
-    def defend(self, message: Message, *about: object) -> tuple[Message, Metrics]:
-        """Return a copy of a message with its gradients transformed, and metrics."""
-        party, epoch = _value(self._party, about), _value(self._epoch, about)
+    def defend(self, message: Message, *arguments: object) -> tuple[Message, Metrics]:
+        """Return a copy of a message with transformed gradients, and the metrics.
+
+        The arguments are for the settings that are functions.
+        """
+
+        def value(setting: Any) -> Any:
+            return setting(*arguments) if callable(setting) else setting
+
+        party, epoch = value(self._party), value(self._epoch)
         needed = self.transform.requires_labels
-        labels = _as_labels(_value(self._labels, about)) if needed else None
+        labels = _as_labels(value(self._labels)) if needed else None
         content, metrics = message.content.copy(), Metrics()
         for record, key in self._find(message):
             array = message.content.array_records[record][key]
@@ -75,7 +82,7 @@ class Adapter:
             gradient = _gradient(array, name, key, labels)
             step = self._step((name, record, key), array, labels, epoch)
             batch = Batch(name, step, self.seed, labels, epoch)
-            defended = self._transformed(gradient, batch)
+            defended = self._transform(gradient, batch)
             metrics.setdefault(name, {}).update({"step": step, **batch.metrics})
             if defended is not gradient:
                 changed = content.array_records[record].copy()
@@ -84,7 +91,7 @@ class Adapter:
         return make_message(message.metadata, content), metrics
 
     def _find(self, message: Message) -> list[tuple[str, str]]:
-        """Return record and key of every gradient: nothing may leave undefended."""
+        """Return record and key of every gradient; raise if one is missing."""
         records = message.content.array_records
         found = [
             (name, key)
@@ -97,8 +104,8 @@ class Adapter:
             arrays = " and ".join(f"'{key}'" for key in self.arrays or ())
             where = f" in the record '{self.record}'" if self.record else ""
             raise ConfigError(
-                f"a message of type '{message.metadata.message_type}' was not sent: a "
-                f"defense looked for {f'the arrays {arrays}' if arrays else 'arrays'}"
+                f"a message of type '{message.metadata.message_type}' was not sent: "
+                f"the defense needs {f'the arrays {arrays}' if arrays else 'arrays'}"
                 f"{where} and the message has {', '.join(has) or 'no arrays'}; correct "
                 "message_type=, record= or arrays="
             )
@@ -109,9 +116,10 @@ class Adapter:
     ) -> int:
         """Return the number of a gradient among those of its party.
 
-        The noise depends on it, so that no two gradients may share one. The same
-        gradient sent again keeps its number, as new noise could be averaged out; in
-        another epoch it does not, as the same noise on another scale gives both away.
+        The number selects the noise, so two gradients never share one. A gradient that
+        is sent again keeps its number, because new noise could be averaged out. In
+        another epoch it gets a new one, because the same noise on another scale could
+        be solved for.
         """
         digest = hashlib.blake2b(b"%d|%b" % (epoch, array.data), digest_size=16)
         digest.update(b"" if labels is None else labels.numpy().tobytes())
@@ -121,42 +129,35 @@ class Adapter:
             last = self.last[slot] = (digest.hexdigest(), step)
         return last[1]
 
-    def _transformed(self, gradient: Tensor, batch: Batch) -> Tensor:
+    def _transform(self, gradient: Tensor, batch: Batch) -> Tensor:
         name, party, step = type(self.transform).__name__, batch.party, batch.step
         if step == 1:
             shape = "×".join(map(str, gradient.shape))
             log(INFO, "%s: first gradient for party '%s', %s", name, party, shape)
-        defended = self.transform(gradient, batch)
+        defended = apply_in_order([self.transform], gradient, batch)
         if defended is None:
-            # An app that has never heard of withheld gradients waits for one.
+            # The app expects a gradient and does not know that it can be withheld.
             log(WARNING, "%s: party '%s', step %s: zeros sent", name, party, step)
             batch.metrics["withheld"] = 1.0
             return torch.zeros_like(gradient)
-        what, remedy = f"what {name} made of its gradient", "Correct the transform"
-        if (defended.shape, defended.dtype) != (gradient.shape, gradient.dtype):
-            has = f"is {defended.dtype} of shape {tuple(defended.shape)}"
-            wanted = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
-            raise PartyError(party, f"{what} {has} and not {wanted}", remedy, step)
-        check_finite(defended, party, what, remedy, step)
+        if defended.dtype != gradient.dtype:
+            problem = f"{name} returned {defended.dtype} and not {gradient.dtype}"
+            raise PartyError(party, problem, "Correct the transform", step)
         return defended
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a restart."""
-        kept = {"seed": self.seed, "steps": self.steps, "last": self.last}
-        return {**kept, "transform": self.transform.state_dict()}
+        """Return the state that must survive a restart."""
+        state = {"seed": self.seed, "steps": self.steps, "last": self.last}
+        return {**state, "transform": self.transform.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take over a saved state."""
+        """Load a saved state, or start anew with None."""
         state = state or {"seed": draw_secret(), "steps": {}, "last": {}}
         self.seed: int = state["seed"] if self._seed is None else self._seed
         self.steps: dict[str, int] = state["steps"]
         self.last: dict[tuple[str, ...], tuple[str, int]] = state["last"]
-        kept = state.get("transform", self._initial)
-        self.transform.load_state_dict(copy.deepcopy(kept))
-
-
-def _value(setting: Any, about: tuple[object, ...]) -> Any:
-    return setting(*about) if callable(setting) else setting
+        transform = state.get("transform", self._initial)
+        self.transform.load_state_dict(copy.deepcopy(transform))
 
 
 def _names(names: str | Sequence[str]) -> list[str]:
@@ -164,17 +165,17 @@ def _names(names: str | Sequence[str]) -> list[str]:
 
 
 def _full_type(message_type: str) -> str:
-    """Return a message type as Flower looks it up."""
+    """Return a message type with its action, as Flower looks it up."""
     return message_type if "." in message_type else f"{message_type}.default"
 
 
-def _types(message_type: str | Sequence[str]) -> set[str]:
+def _full_types(message_type: str | Sequence[str]) -> set[str]:
     names = _names(message_type)
     wrong = [name for name in names if not validate_message_type(name)]
     if wrong or not names:
         raise ConfigError(
-            f"'{', '.join(wrong)}' is no type of a Flower message; write it as the app "
-            "sends it, for example 'train.apply_gradients'"
+            f"'{', '.join(wrong)}' is not a valid Flower message type; write it as the "
+            "app sends it, for example 'train.apply_gradients'"
         )
     return {_full_type(name) for name in names}
 
@@ -188,12 +189,13 @@ def _as_labels(labels: Labels) -> Tensor:
 
 
 def _gradient(array: Array, party: str, key: str, labels: Tensor | None) -> Tensor:
-    """Return an array as a tensor that a transform can work on."""
+    """Return an array as a gradient with finite entries and one label per row."""
     gradient = to_tensor(array)
     if not gradient.is_floating_point() or gradient.ndim == 0:
         raise ConfigError(
             f"the array '{key}' of type {array.dtype} and shape {tuple(array.shape)} "
-            "is no gradient with one row per example; name those that are with arrays="
+            "is not a gradient with one row per example; name the gradients with "
+            "arrays="
         )
     if labels is not None and len(labels) != len(gradient):
         raise PartyError(
@@ -202,6 +204,6 @@ def _gradient(array: Array, party: str, key: str, labels: Tensor | None) -> Tens
             "Give one class number per row; for mini-batches labels= is a function, "
             "for example labels=lambda message: y[rows]",
         )
-    remedy = "Look for the cause where it is computed; it was not sent"
+    remedy = "Look for the cause where the app computes it; it was not sent"
     check_finite(gradient, party, "its gradient", remedy, None)
     return gradient

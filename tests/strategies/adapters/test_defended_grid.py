@@ -1,4 +1,4 @@
-"""A grid that defends gradients: what is sent, noise, and a foreign app on it."""
+"""A grid that defends gradients: what it sends, its noise, a third-party app."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from foreign_apps import Outcome, documented, run_tumours
 from grid_cases import TYPE, Toy, message, rows, value
+from third_party_apps import Outcome, documented, run_tumours
 
 from flower_vfl import InProcessGrid
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies import Iso, NoDefense
-from flower_vfl.strategies import defended_grid
+from flower_vfl.strategies import Iso, NoDefense, defended_grid
 from flower_vfl.transform import Batch
 
-# --- an app that someone else wrote ---------------------------------------------------
+# --- a third-party app ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, RecordDict
-from foreign_apps import DOCUMENT
 from grid_cases import TYPE, Toy, message, rows, value
+from third_party_apps import DOCUMENT
 
 from flower_vfl import InProcessGrid
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.strategies import Iso, PerParty, Scheduled
-from flower_vfl.strategies import defended_grid, defense_mod
+from flower_vfl.strategies import Iso, PerParty, Scheduled, defended_grid, defense_mod
 
 # --- settings -------------------------------------------------------------------------
 
@@ -150,8 +149,8 @@ def test_nothing_is_sent_if_something_cannot_be_defended(
     ("settings", "says"),
     [
         ({"transform": Toy(requires_labels=True)}, "Toy needs labels"),
-        ({"message_type": "apply_gradients"}, "apply_gradients.*no type"),
-        ({"message_type": []}, "no type"),
+        ({"message_type": "apply_gradients"}, "apply_gradients.*not a valid"),
+        ({"message_type": []}, "not a valid"),
         ({"transform": "nothing"}, "unknown defense 'nothing'"),
     ],
 )

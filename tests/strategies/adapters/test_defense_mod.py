@@ -21,7 +21,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common.serde import context_from_proto, context_to_proto
-from foreign_apps import (
+from third_party_apps import (
     DIGIT_EPOCHS,
     Outcome,
     digit_client,
@@ -36,8 +36,7 @@ from torch import Tensor
 
 from flower_vfl import InProcessGrid
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.strategies import Iso, NoDefense, PerParty
-from flower_vfl.strategies import defense_mod
+from flower_vfl.strategies import Iso, NoDefense, PerParty, defense_mod
 from flower_vfl.transform import Batch
 
 
@@ -109,7 +108,7 @@ def restarted(context: Context) -> Context:
     return context_from_proto(kind.FromString(proto.SerializeToString()))
 
 
-# --- an app that someone else wrote ---------------------------------------------------
+# --- a third-party app ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -340,5 +339,5 @@ def test_a_reply_that_cannot_be_defended_is_an_error(
 def test_labels_must_be_given_if_they_are_needed() -> None:
     with pytest.raises(ConfigError, match="Labelled needs labels"):
         defense_mod(Labelled())
-    with pytest.raises(ConfigError, match=r"label_step.*no type"):
+    with pytest.raises(ConfigError, match=r"label_step.*not a valid"):
         defense_mod(Iso(), message_type="label_step")
