@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import Task
 from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
 from flower_vfl.randomness import derive_seed
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from .prepare import TableFit
 
-Task = Literal["binary", "multiclass", "regression"]
 Kind = Literal["table", "image", "text"]
 
 

@@ -1,8 +1,7 @@
 """A deployment on loopback: SuperLink, SuperNodes, TLS, keys, one file per party."""
 
 from .certificates import KeyPair, ServerFiles, make_key_pair, make_server_files
-from .cluster import Cluster
-from .parties import PartySpec, write_party_files
+from .cluster import Cluster, PartySpec, write_party_files
 
 __all__ = [
     "Cluster",

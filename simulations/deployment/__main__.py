@@ -1,7 +1,7 @@
 """``python -m flower_vfl.simulations.deployment``: a whole deployment on this machine.
 
-Starts a server and three organisations as separate processes that trust nothing but
-certificates and keys, trains one model over their files, and stops everything again.
+Starts a server and three organisations as separate processes with certificates and
+keys, trains one model over their files, and stops every process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.results import load_result
+from flower_vfl.simulations.runtime.flower_runtime import ConfigValue
 
-from .cluster import Cluster, ConfigValue
-from .parties import ID_COLUMN, LABEL_COLUMN, write_party_files
+from .cluster import ID_COLUMN, LABEL_COLUMN, Cluster, write_party_files
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -37,42 +37,32 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="built-in table that is divided among the three (default: %(default)s)",
     )
     parser.add_argument(
-        "--epochs", type=int, default=20, help="rounds over the data (default: 20)"
+        "--epochs", type=int, default=20, help="number of epochs (default: 20)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=32, help="rows of a step (default: 32)"
+        "--batch-size", type=int, default=32, help="rows per batch (default: 32)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="decides everything random (default: 0)"
+        "--seed", type=int, default=0, help="seed of the run (default: 0)"
     )
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="an empty folder that keeps what each machine would hold: data files, "
-        "logs, checkpoints, keys and the result (default: all of it is deleted)",
+        help="empty folder to keep data files, logs, checkpoints, keys and the result "
+        "of each machine (default: they are deleted)",
     )
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="send each request as an ordinary Flower message instead of over a "
-        "session that stays open; a step then takes about 20 seconds",
+        help="send each request as a plain Flower message instead of over an open "
+        "session; a step then takes about 20 seconds",
     )
     return parser.parse_args(arguments)
 
 
 def settings(options: argparse.Namespace, server: Path) -> dict[str, ConfigValue]:
-    """Return what ``flwr run`` is told.
-
-    No data file is named: that is each party's own business.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As :func:`parse` returned them.
-    server : Path
-        Folder of the server.
-    """
+    """Return the run config; each party's node config names its own data file."""
     return {
         "id-column": ID_COLUMN,
         "label-column": LABEL_COLUMN,

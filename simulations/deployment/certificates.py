@@ -1,8 +1,7 @@
-"""Certificates and keys of one deployment, made when it starts.
+"""Certificates and keys of one deployment on this machine, valid for a day.
 
-A deployment between organisations takes the server's certificate from its own authority
-and lets every party make its own key (see the README). Here all of them are made in one
-folder, are valid for a day and are as good as gone when the folder is.
+Between organisations, the server's certificate comes from a real authority and every
+party makes its own key (see the README).
 """
 
 from __future__ import annotations
@@ -34,27 +33,21 @@ class ServerFiles:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Files of a SuperNode's key, in OpenSSH's format as Flower wants it."""
+    """Files of a SuperNode's key in OpenSSH format."""
 
     private: Path
     public: Path
 
 
 def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
-    """Make an authority and a server certificate that it signed.
-
-    The authority's own key is not written anywhere: nothing else can be signed.
-    """
+    """Make an authority and a server certificate; the authority's key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     authority_key = ec.generate_private_key(_CURVE())
     authority_name = _name("flower-vfl authority of one deployment")
     authority = (
         _builder(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            _usage(key_cert_sign=True, crl_sign=True),
-            critical=True,
-        )
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(authority_key, hashes.SHA384())
     )
     key = ec.generate_private_key(_CURVE())
@@ -92,10 +85,7 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
 
 
 def make_key_pair(folder: Path, name: str) -> KeyPair:
-    """Make the key that a SuperNode proves its identity with.
-
-    The same as ``ssh-keygen -t ecdsa -b 384 -N "" -f <name>_key``.
-    """
+    """Make a SuperNode's key, like ``ssh-keygen -t ecdsa -b 384 -f <name>_key``."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(_CURVE())
     pair = KeyPair(folder / f"{name}_key", folder / f"{name}_key.pub")
@@ -160,7 +150,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Write a file that nobody else could read, not even for a moment."""
+    """Write a file that no other user can read at any moment."""
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_bytes(data)

@@ -1,48 +1,84 @@
-"""A SuperLink and SuperNodes on loopback, each a process, as on separate machines."""
+"""A SuperLink and SuperNodes on loopback, each in its own process."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import ssl
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from flower_vfl.errors import ConfigError, VerticalError
+from flower_vfl.simulations.datasets import load_dataset, party_columns
 from flower_vfl.simulations.runtime.flower_runtime import (
     CONNECTION,
     LAST_LINES,
+    ConfigValue,
     Deadline,
     Runtime,
+    answers,
     free_port,
     plain,
 )
 from flower_vfl.simulations.runtime.process_reaper import session_members
 
 from .certificates import KeyPair, make_key_pair, make_server_files
-from .parties import PartySpec
 
-ConfigValue = str | int | float | bool
+ID_COLUMN = "id"
+LABEL_COLUMN = "label"
+NAMES = ("bank", "shop", "telco")
 LOOPBACK = "127.0.0.1"
 APP = Path(__file__).resolve().parents[1] / "label_leakage"
-_POLL = 0.1  # seconds between two looks at a server, a file or a process
-_START = 60.0  # seconds that a process may take to be ready
-_STOP = 10.0  # seconds that a SuperNode may take to say goodbye
+_POLL = 0.1  # seconds between two checks of a server or a process
+_START = 60.0  # seconds until a process must be ready
+_STOP = 10.0  # seconds until a SuperNode must have stopped
+
+
+@dataclass(frozen=True)
+class PartySpec:
+    """One party of a deployment."""
+
+    name: str
+    role: Literal["label", "passive"]
+    data: Path
+
+
+def write_party_files(
+    folder: Path, dataset: str = "breast-cancer", names: Sequence[str] = NAMES
+) -> list[PartySpec]:
+    """Divide a table by columns into one CSV file per party; the first has labels."""
+    data = load_dataset(dataset)
+    if data.table is None:
+        raise ConfigError(f"'{dataset}' is not a table; choose one that is")
+    codes = data.split(0, 0.2, 0.0)
+    columns = party_columns(data, codes, len(names) - 1, label_share=0.2)
+    parties = []
+    for number, (name, own) in enumerate(zip(names, columns, strict=True)):
+        frame = data.table[list(own)].copy()
+        if not number:
+            frame.insert(0, LABEL_COLUMN, data.labels)
+        frame.insert(0, ID_COLUMN, data.ids)
+        home = folder / name
+        home.mkdir(parents=True, exist_ok=True)
+        file = home / f"{name}.csv"
+        # Each party exports its rows in a different order.
+        frame.sample(frac=1.0, random_state=number).to_csv(file, index=False)
+        parties.append(PartySpec(name, "passive" if number else "label", file))
+    return parties
 
 
 class Cluster:
     """The processes of one deployment; leaving the context ends all of them.
 
-    The SuperLink serves TLS under a certificate that is made here, and admits only
-    SuperNodes whose public key was registered. Everything lies in one folder: in
-    ``server/`` what the operator of the server has, in ``<party>/`` what a party has.
+    The SuperLink uses TLS with a new certificate, and admits only SuperNodes whose
+    public key was registered. ``server/`` has the files of the server's operator,
+    ``<party>/`` those of a party.
     """
 
     def __init__(
@@ -79,8 +115,6 @@ class Cluster:
         """End every process."""
         self.stop()
 
-    # --- starting and stopping --------------------------------------------------
-
     def start(self) -> None:
         """Start the server, register the parties' keys and start their SuperNodes."""
         self.start_server()
@@ -106,7 +140,7 @@ class Cluster:
             *("--ssl-certfile", str(self.tls.certificate)),
             *("--ssl-keyfile", str(self.tls.key)),
             "--enable-supernode-auth",
-            # A SuperExec of our own is in a session that we know, and end.
+            # The SuperExec is started below, in a session that stop() ends.
             *("--isolation", "process"),
         )
         self._launch(
@@ -115,7 +149,14 @@ class Cluster:
             *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
             *("--root-certificates", str(self.tls.authority)),
         )
-        self._wait("the SuperLink did not answer", self._superlink_answers, "superlink")
+        end = time.monotonic() + _START
+        while not answers(self.port, self.tls.authority):
+            if not self.is_running("superlink") or time.monotonic() > end:
+                last = "\n".join(self.log("superlink").splitlines()[-LAST_LINES:])
+                raise VerticalError(
+                    f"the SuperLink did not answer; its log ends with:\n{last}"
+                )
+            time.sleep(_POLL)
 
     def register_parties(self) -> None:
         """Make a key for each party and register its public half."""
@@ -164,7 +205,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End every process of the deployment."""
-        # The parties first, so that they can say goodbye to the SuperLink.
+        # The parties first, so that they can sign off at the SuperLink.
         for name in self.parties:
             if self.is_running(name):
                 self._processes[name].send_signal(signal.SIGTERM)
@@ -178,19 +219,17 @@ class Cluster:
         process = self._processes.get(name)
         return process is not None and process.poll() is None
 
-    # --- what is in it ----------------------------------------------------------
-
     def state_dir(self, name: str) -> Path:
         """Return the folder of a party's checkpoints."""
         return self.folder / name / "state"
 
     def log(self, name: str) -> str:
-        """Return what a process has logged so far, all its starts together."""
+        """Return the log of a process, across restarts."""
         path = self._log_file(name)
         return plain(path.read_text(errors="replace")) if path.exists() else ""
 
     def process_ids(self, name: str, program: str) -> list[int]:
-        """Return the ids of the processes that a process of the deployment started."""
+        """Return the ids of the processes of a program that a process started."""
         found = []
         for pid in session_members({self._processes[name].pid}):
             with suppress(subprocess.CalledProcessError):
@@ -201,8 +240,6 @@ class Cluster:
                 if any(Path(word).name == program for word in shown.split()[:3]):
                     found.append(pid)
         return sorted(found)
-
-    # --- runs -------------------------------------------------------------------
 
     def submit(self, settings: Mapping[str, ConfigValue]) -> int:
         """Submit the app with ``flwr run`` and return the id of the run."""
@@ -233,11 +270,11 @@ class Cluster:
             on_line(line)
 
     def status(self, run_id: int) -> tuple[str, str]:
-        """Return the status of a run and what Flower says about it."""
+        """Return the status of a run and Flower's details about it."""
         for run in self._runtime.list_runs(Deadline(_START)):
             if int(run["run-id"]) == run_id:
                 return str(run["status"]), plain(str(run["status-details"]))
-        raise VerticalError(f"the SuperLink knows no run {run_id}")
+        raise VerticalError(f"the SuperLink has no run {run_id}")
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run with ``flwr stop``."""
@@ -245,8 +282,6 @@ class Cluster:
         said, _ = process.communicate(timeout=_START)
         if process.returncode:
             raise VerticalError(f"run {run_id} was not stopped:\n{plain(said)}")
-
-    # --- helpers ----------------------------------------------------------------
 
     def _launch(self, name: str, *words: str) -> None:
         path, command = self._log_file(name), list(words)
@@ -260,22 +295,3 @@ class Cluster:
         if name in self.parties:
             return self.folder / name / "supernode.log"
         return self.server / f"{name}.log"
-
-    def _wait(self, problem: str, ready: Callable[[], bool], name: str) -> None:
-        end = time.monotonic() + _START
-        while not ready():
-            if not self.is_running(name) or time.monotonic() > end:
-                last = "\n".join(self.log(name).splitlines()[-LAST_LINES:])
-                raise VerticalError(f"{problem}; its log ends with:\n{last}")
-            time.sleep(_POLL)
-
-    def _superlink_answers(self) -> bool:
-        trust = ssl.create_default_context(cafile=str(self.tls.authority))
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
-        )
-        try:
-            with opener.open(f"https://{LOOPBACK}:{self.port}/health", timeout=1):
-                return True
-        except (OSError, urllib.error.URLError):
-            return False

@@ -1,12 +1,11 @@
 """Bottom models (features to cut layer) and top models (cut layers to logits)."""
 
-from .bottom import BottomModel
 from .cnn import CNN
-from .layers import ACTIVATIONS
+from .layers import ACTIVATIONS, BottomModel
 from .mlp import MLP
-from .registry import BOTTOM_MODELS, TOP_MODELS, auto_bottom, build_bottom, build_top
+from .registry import BOTTOM_MODELS, TOP_MODELS, build_bottom, build_top
 from .resnet import ResNet20
-from .top import CNNTop, IdentityTop, LinearTop, MLPTop, TopModel
+from .top import CNNTop, MLPTop
 from .wide_deep import WideDeep
 
 __all__ = [
@@ -17,13 +16,9 @@ __all__ = [
     "TOP_MODELS",
     "BottomModel",
     "CNNTop",
-    "IdentityTop",
-    "LinearTop",
     "MLPTop",
     "ResNet20",
-    "TopModel",
     "WideDeep",
-    "auto_bottom",
     "build_bottom",
     "build_top",
 ]

@@ -8,8 +8,13 @@ from torch import Tensor, nn
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets.types import InputSpec
 
-from .bottom import BottomModel
-from .layers import activation_layer, dense_layers, normalise_image, positive
+from .layers import (
+    BottomModel,
+    activation_layer,
+    dense_layers,
+    normalise_image,
+    positive,
+)
 
 
 def conv_layers(
@@ -20,10 +25,10 @@ def conv_layers(
     activation: str = "relu",
     batch_norm: bool = False,
 ) -> tuple[list[nn.Module], tuple[int, int, int]]:
-    """Return convolutions, each with an activation and a 2×2 max pooling.
+    """Return convolutions, each with an activation and 2×2 max pooling.
 
-    A side that is shorter than an unpadded kernel is padded after all, and a side of
-    one pixel is not pooled, so that narrow strips come through.
+    A side shorter than the kernel is always padded, and a side of one pixel is not
+    pooled, so that narrow strips work.
     """
     positive("channels", *channels)
     if kernel < 1 or kernel % 2 == 0:
@@ -49,11 +54,8 @@ def conv_layers(
 class CNN(BottomModel):
     """Convolutions with max pooling, then fully connected layers.
 
-    Two published local models for ISIC are its special cases and have names of their
-    own in ``BOTTOM_MODELS``: that of "Label Leakage and Protection in Two-party Split
-    Learning" (Li et al., 2022) up to its cut layer, ``channels=(64, 64, 64, 64),
-    linear=False``, and that of GAFM, ``channels=(6, 16, 32), padding=False,
-    hidden=(120, 84)`` and a width of 40.
+    The models of Marvell and GAFM for ISIC are special cases: see ``marvell-cnn`` and
+    ``gafm-cnn`` in ``BOTTOM_MODELS``.
 
     Parameters
     ----------
@@ -80,6 +82,13 @@ class CNN(BottomModel):
         Whether convolutions and hidden layers have a batch norm.
     final : str (default: "none")
         Activation of the cut layer, a name of ``ACTIVATIONS``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = CNN(InputSpec(image=(3, 32, 16)), width=8, channels=(4, 4))
+    >>> model(torch.zeros(2, 3, 32, 16, dtype=torch.uint8)).shape
+    torch.Size([2, 8])
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"image"})
@@ -111,7 +120,7 @@ class CNN(BottomModel):
         if linear:
             head.append(nn.Linear(hidden[-1] if hidden else flat, width))
         elif hidden:
-            raise ConfigError("linear=false leaves no room for hidden layers")
+            raise ConfigError("linear=false cannot be combined with hidden layers")
         elif width != flat:
             raise ConfigError(
                 f"without a linear layer an image of {spec.image} gives a cut layer "

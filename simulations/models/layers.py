@@ -1,6 +1,8 @@
-"""Building blocks that several models share."""
+"""The base class of bottom models, and building blocks that models share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ def dense_layers(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> list[nn.Module]:
-    """Return hidden layers: linear, batch norm, activation, dropout, and so on."""
+    """Return hidden layers, each linear, batch norm, activation and dropout."""
     if not 0.0 <= dropout < 1.0:
         raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}")
     positive("hidden", *hidden)
@@ -56,11 +58,7 @@ def positive(what: str, *values: int) -> None:
 
 
 def normalise_image(image: Tensor) -> Tensor:
-    """Map ``uint8`` pixels linearly from 0..255 to -1..1, as ``float32``.
-
-    The channels of a pixel lie side by side in memory, which makes convolution and
-    pooling faster on a CPU.
-    """
+    """Map ``uint8`` pixels from 0..255 to -1..1, in the faster channels-last layout."""
     if image.dtype != torch.uint8:
         raise ConfigError(
             f"an image must arrive as uint8 (B, C, H, W), got {image.dtype}; the "
@@ -71,11 +69,10 @@ def normalise_image(image: Tensor) -> Tensor:
 
 
 class TableEncoder(nn.Module):
-    """Turns the columns of a table into one vector per row.
+    """Joins numeric columns and embeddings of categorical columns.
 
-    The numeric columns come first, then the embedding of each categorical column.
-    Code 0 does not occur in the training rows, so its embedding starts at zero: a
-    value never seen adds nothing rather than noise.
+    Code 0 does not occur in the training rows. Its embedding starts at zero, so that
+    a new value adds nothing rather than noise.
     """
 
     def __init__(self, spec: InputSpec, embedding: int) -> None:
@@ -111,7 +108,7 @@ class TableEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Turns an image into one vector per row, its normalised pixels."""
+    """Flattens the normalised pixels of an image."""
 
     def __init__(self, spec: InputSpec) -> None:
         super().__init__()
@@ -122,3 +119,68 @@ class ImageEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return the pixels (B, width), between -1 and 1."""
         return normalise_image(image).flatten(1)
+
+
+def input_kind(spec: InputSpec) -> str:
+    """Return ``"image"`` or ``"table"``."""
+    return "table" if spec.image is None else "image"
+
+
+class BottomModel(nn.Module, ABC):
+    """One party's model from its features to the cut layer.
+
+    It is called as ``model(*inputs)`` with the inputs that `InputSpec` describes and
+    returns (B, width).
+
+    Parameters
+    ----------
+    spec : InputSpec
+        The party's features.
+    width : int
+        Width of the cut layer.
+
+    Attributes
+    ----------
+    takes : frozenset[str]
+        Kinds of features that the class can take: ``"table"``, ``"image"``.
+
+    Examples
+    --------
+    >>> class Linear(BottomModel):
+    ...     def __init__(self, spec, width):
+    ...         super().__init__(spec, width)
+    ...         self.layer = nn.Linear(spec.numeric, width)
+    ...     @property
+    ...     def first_layer(self):
+    ...         return self.layer
+    ...     def forward(self, *inputs):
+    ...         return self.layer(*inputs)
+    >>> Linear(InputSpec(numeric=3), width=2)(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    takes: ClassVar[frozenset[str]] = frozenset({"table", "image"})
+
+    def __init__(self, spec: InputSpec, width: int) -> None:
+        super().__init__()
+        kind = input_kind(spec)
+        if kind not in self.takes:
+            raise ConfigError(
+                f"{type(self).__name__} takes {' or '.join(sorted(self.takes))} "
+                f"features, but the party's features are of kind '{kind}'"
+            )
+        positive("the width of the cut layer", width)
+        self.spec = spec
+        self.width = width
+
+    @property
+    @abstractmethod
+    def first_layer(self) -> nn.Module:
+        """The module whose output is the first layer's activation.
+
+        Marvell also measures leakage there.
+        """
+
+    @abstractmethod
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the cut layer (B, width)."""

@@ -4,16 +4,19 @@ from torch import Tensor, nn
 
 from flower_vfl.simulations.datasets.types import InputSpec
 
-from .bottom import BottomModel
-from .layers import ImageEncoder, TableEncoder, activation_layer, dense_layers
+from .layers import (
+    BottomModel,
+    ImageEncoder,
+    TableEncoder,
+    activation_layer,
+    dense_layers,
+)
 
 
 class MLP(BottomModel):
     """Fully connected layers over a table's columns or an image's pixels.
 
-    With ``hidden=()`` and ``embedding=1`` it is the linear wide part of a Wide & Deep
-    model. The published local models that are its special cases have names of their
-    own in ``BOTTOM_MODELS``.
+    Models of several papers are special cases, named in ``BOTTOM_MODELS``.
 
     Parameters
     ----------
@@ -33,6 +36,12 @@ class MLP(BottomModel):
         Activation of the cut layer, a name of ``ACTIVATIONS``.
     embedding : int (default: 4)
         Width of each categorical column's embedding.
+
+    Examples
+    --------
+    >>> import torch
+    >>> MLP(InputSpec(numeric=5), width=8, hidden=(16,))(torch.zeros(2, 5)).shape
+    torch.Size([2, 8])
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Models by name, as a config gives them."""
+"""Models by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,8 +7,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
-from .bottom import BottomModel, input_kind
 from .cnn import CNN
+from .layers import BottomModel, input_kind
 from .mlp import MLP
 from .resnet import ResNet20
 from .top import CNNTop, IdentityTop, LinearTop, MLPTop, TopModel
@@ -55,14 +55,7 @@ TOP_MODELS: dict[str, Callable[..., TopModel]] = {
 
 
 def auto_bottom(spec: InputSpec) -> str:
-    """Return the name of the bottom model that ``"auto"`` stands for.
-
-    Parameters
-    ----------
-    spec : InputSpec
-        The party's features: an image gets a CNN, a table with categorical columns a
-        Wide & Deep model, any other table an MLP.
-    """
+    """Return the name of the bottom model that ``"auto"`` stands for."""
     if spec.image is not None:
         return "cnn"
     return "wide-deep" if spec.cardinalities else "mlp"
@@ -74,8 +67,9 @@ def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
     Parameters
     ----------
     text : str
-        A name of ``BOTTOM_MODELS`` or ``"auto"``, with parameters if any, e.g.
-        ``"mlp:hidden=64+32,dropout=0.1"``.
+        A name of ``BOTTOM_MODELS``, with parameters if any, e.g.
+        ``"mlp:hidden=64+32,dropout=0.1"``. ``"auto"`` is a CNN for an image, a
+        Wide & Deep model for a table with categorical columns, else an MLP.
     spec : InputSpec
         The party's features.
     width : int
@@ -111,12 +105,17 @@ def build_top(text: str, in_width: int, out_width: int) -> TopModel:
         Width of the parties' cut layers, concatenated or summed.
     out_width : int
         1 for a binary task or a regression, otherwise the number of classes.
+
+    Examples
+    --------
+    >>> build_top("mlp:hidden=32", in_width=16, out_width=1).out_width
+    1
     """
     return build_from_spec("top model", text, TOP_MODELS, in_width, out_width)
 
 
 def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
-    """Return the kinds of features a registered class, or partial of one, takes."""
+    """Return the kinds of features that a registered model takes."""
     built = model.func if isinstance(model, partial) else model
     assert isinstance(built, type) and issubclass(built, BottomModel)
     return built.takes

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets.types import InputSpec
 
-from .bottom import BottomModel
-from .layers import activation_layer, normalise_image
+from .layers import BottomModel, activation_layer, normalise_image
 
 STAGES = (16, 32, 64)
 BLOCKS_PER_STAGE = 3
@@ -64,12 +63,11 @@ class ResNet20(BottomModel):
     """Deep Residual Learning for Image Recognition (He et al., 2016), section 4.2.
 
     https://arxiv.org/abs/1512.03385. A 3×3 convolution, three stages of three
-    residual blocks with 16, 32 and 64 channels (the second and the third stage halve
-    height and width), global average pooling and a linear layer to the cut. It is the
-    bottom model of LADSG for images, and has 0.27 million parameters at 10 columns.
+    residual blocks with 16, 32 and 64 channels, global average pooling and a linear
+    layer to the cut. LADSG uses it for images.
 
-    It has batch norms: a training batch of a single row fails on strips of at most
-    4×4 pixels, where a channel then has a single value.
+    Because of its batch norms, a training batch of one row fails on strips of at most
+    4×4 pixels, where each channel has a single value.
 
     Parameters
     ----------
@@ -82,6 +80,12 @@ class ResNet20(BottomModel):
         parameters, as He et al. did on CIFAR-10; ``"B"`` is a 1×1 convolution.
     final : str (default: "none")
         Activation of the cut layer, a name of ``ACTIVATIONS``.
+
+    Examples
+    --------
+    >>> model = ResNet20(InputSpec(image=(3, 32, 32)), width=10)
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    269722
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"image"})

@@ -1,4 +1,4 @@
-"""Top models: from the cut layers, put together, to the label party's logits."""
+"""Top models: from the aggregated cut layers to the label party's logits."""
 
 from math import prod
 
@@ -11,15 +11,7 @@ from .layers import dense_layers, positive
 
 
 class TopModel(nn.Module):
-    """The label party's model; returns logits (B, out_width).
-
-    Parameters
-    ----------
-    in_width : int
-        Width of what comes in: the parties' cut layers, concatenated or summed.
-    out_width : int
-        1 for a binary task or a regression, otherwise the number of classes.
-    """
+    """The label party's model; returns logits (B, out_width)."""
 
     layers: nn.Module
 
@@ -37,15 +29,7 @@ class TopModel(nn.Module):
 
 
 class IdentityTop(TopModel):
-    """No layers: the parties' summed outputs are the logits.
-
-    Parameters
-    ----------
-    in_width : int
-        Width of the summed cut layers, which must be `out_width`.
-    out_width : int
-        Number of logits.
-    """
+    """No layers: the parties' summed outputs are the logits."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__(in_width, out_width)
@@ -58,15 +42,7 @@ class IdentityTop(TopModel):
 
 
 class LinearTop(TopModel):
-    """One linear layer.
-
-    Parameters
-    ----------
-    in_width : int
-        Width of what comes in.
-    out_width : int
-        Number of logits.
-    """
+    """One linear layer."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__(in_width, out_width)
@@ -79,7 +55,7 @@ class MLPTop(TopModel):
     Parameters
     ----------
     in_width : int
-        Width of what comes in.
+        Width of the aggregated cut layers.
     out_width : int
         Number of logits.
     hidden : tuple[int, ...] (default: (64,))
@@ -90,6 +66,12 @@ class MLPTop(TopModel):
         Dropout after each hidden layer.
     batch_norm : bool (default: False)
         Whether each hidden layer has a batch norm before its activation.
+
+    Examples
+    --------
+    >>> import torch
+    >>> MLPTop(in_width=16, out_width=1, hidden=(8,))(torch.zeros(2, 16)).shape
+    torch.Size([2, 1])
     """
 
     def __init__(
@@ -118,7 +100,7 @@ class CNNTop(TopModel):
     Parameters
     ----------
     in_width : int
-        Width of what comes in, which must be the product of `shape`.
+        Width of the aggregated cut layers, which must be the product of `shape`.
     out_width : int
         Number of logits.
     shape : tuple[int, int, int] (default: (64, 5, 5))
@@ -127,6 +109,12 @@ class CNNTop(TopModel):
         Output channels of each convolution.
     hidden : tuple[int, ...] (default: (64,))
         Width of each hidden layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> CNNTop(in_width=1600, out_width=1)(torch.zeros(2, 1600)).shape
+    torch.Size([2, 1])
     """
 
     def __init__(

@@ -6,22 +6,19 @@ from torch import Tensor, nn
 
 from flower_vfl.simulations.datasets.types import InputSpec
 
-from .bottom import BottomModel
-from .layers import TableEncoder, activation_layer, dense_layers
+from .layers import BottomModel, TableEncoder, activation_layer, dense_layers
 
 
 class WideDeep(BottomModel):
     """Wide & Deep Learning for Recommender Systems (Cheng et al., 2016).
 
-    https://arxiv.org/abs/1606.07792, in the form that "Label Leakage and Protection
-    in Two-party Split Learning" (Li et al., 2022) gives for Criteo and Avazu: the
-    deep part embeds each categorical column, joins the numeric columns and applies
-    hidden layers; the wide part is linear in one-dimensional embeddings and the
-    numeric columns; the two are summed at the cut layer.
+    https://arxiv.org/abs/1606.07792, in the form that Li et al. (2022) use for Criteo
+    and Avazu. The deep part embeds each categorical column, joins the numeric columns
+    and applies hidden layers. The wide part is linear in one-dimensional embeddings
+    and the numeric columns. The two are summed at the cut layer.
 
     Li et al. cut after the third ReLU layer of the deep part and leave the wide part
-    to the label party, which there sees the features too: that is
-    ``wide=False, final="relu"`` and a width of 128.
+    to the label party: ``wide=False, final="relu"`` and a width of 128.
 
     Parameters
     ----------
@@ -43,6 +40,13 @@ class WideDeep(BottomModel):
         Whether each hidden layer has a batch norm before its activation.
     final : str (default: "none")
         Activation of the cut layer, after the sum; a name of ``ACTIVATIONS``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = WideDeep(InputSpec(numeric=3, cardinalities=(10, 4)), width=8)
+    >>> model(torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64)).shape
+    torch.Size([2, 8])
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table"})

@@ -23,6 +23,7 @@ import queue
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -260,7 +261,7 @@ class Runtime:
             with (self._home / f"{name}.log").open("w") as log:
                 self._servers[name] = self.start([name, *options.split()], log)
         patience = time.monotonic() + _SERVER_START
-        while not _answers(port):
+        while not answers(port):
             self.check_servers()
             deadline.check()
             if time.monotonic() > patience:
@@ -350,10 +351,15 @@ def free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def answers(port: int, authority: Path | None = None) -> bool:
+    """Return whether a SuperLink answers on loopback, over TLS with an authority."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if authority is not None:
+        trust = ssl.create_default_context(cafile=str(authority))
+        handlers.append(urllib.request.HTTPSHandler(context=trust))
+    address = f"{'https' if authority else 'http'}://127.0.0.1:{port}/health"
     try:
-        with opener.open(f"http://127.0.0.1:{port}/health", timeout=1):
+        with urllib.request.build_opener(*handlers).open(address, timeout=1):
             return True
     except (OSError, urllib.error.URLError):
         return False

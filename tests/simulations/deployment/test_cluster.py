@@ -106,7 +106,7 @@ def test_killed_processes_cost_nothing_but_time(
     parties = list(cluster.parties.values())
     found = final_states({p.name: cluster.state_dir(p.name) for p in parties})
     assert_same(found, undisturbed(parties, settings, tmp_path / "expected"))
-    assert_no_stranger_is_admitted(cluster)
+    assert_an_unregistered_key_is_refused(cluster)
 
 
 def test_the_command_trains_over_three_organisations(
@@ -163,12 +163,12 @@ def kill(cluster: Cluster, name: str, program: str) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def assert_no_stranger_is_admitted(cluster: Cluster) -> None:
+def assert_an_unregistered_key_is_refused(cluster: Cluster) -> None:
     """Start a SuperNode with a key that nobody registered."""
     cluster.stop_party("telco")
     before = len(cluster.log("telco"))
     make_key_pair(cluster.folder / "telco" / "keys", "telco")
     cluster.start_party("telco")
-    wait_until(lambda: not cluster.is_running("telco"), "the stranger is sent away")
+    wait_until(lambda: not cluster.is_running("telco"), "the SuperNode is refused")
     assert "Failed to activate SuperNode" in cluster.log("telco")[before:]
     assert "No SuperNode found with the given public key" in cluster.log("superlink")
