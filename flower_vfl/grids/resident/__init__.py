@@ -1,8 +1,8 @@
-"""Flower messages at network speed: parties that stay in memory for a whole run.
+"""Flower messages over gRPC streams to nodes that stay in memory for a whole run.
 
 `ResidentGrid` wraps any Flower grid and `resident` wraps any ClientApp. One ordinary
-Flower message per node opens a session; every later message travels over a gRPC
-stream that the node dials out to. Nothing in here knows what the messages mean.
+Flower message per node opens a session. Later messages travel over a gRPC stream that
+the node opens. Nothing in this package depends on the content of the messages.
 """
 
 from __future__ import annotations

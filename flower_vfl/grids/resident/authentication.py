@@ -19,15 +19,13 @@ import secrets
 import struct
 from typing import Final
 
-from .wire import WireError
+import grpc
 
-TOKEN_BYTES: Final = 32
-NONCE_BYTES: Final = 32
-MAX_HANDSHAKE: Final = 256
-"""Largest frame of an unauthenticated peer, in bytes."""
+from .wire import Assembler, WireError
 
+_MAX_FRAME: Final = 256
 _MAGIC: Final = b"flower-vfl/1"
-_HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ{NONCE_BYTES}s")
+_HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ32s")
 _UINT64: Final = (1 << 64) - 1
 
 
@@ -45,7 +43,7 @@ class Authentication:
     def __init__(self, run_id: int, node_id: int, node_nonce: bytes = b"") -> None:
         self.run_id = run_id & _UINT64
         self.node_id = node_id & _UINT64
-        self.node_nonce = node_nonce or secrets.token_bytes(NONCE_BYTES)
+        self.node_nonce = node_nonce or secrets.token_bytes(32)
         self.server_nonce = b""
 
     def hello(self) -> bytes:
@@ -86,7 +84,7 @@ class TokenRegistry:
 
     def issue(self, run_id: int, node_id: int) -> bytes:
         """Return a new token for a node and revoke its previous one."""
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = secrets.token_bytes(32)
         self._tokens[run_id & _UINT64, node_id & _UINT64] = token
         return token
 
@@ -98,7 +96,7 @@ class TokenRegistry:
         """Return the token of a node if its proof is correct."""
         token = self._tokens.get((peer.run_id, peer.node_id))
         # An unknown node takes as long as a known one.
-        expected = peer.node_proof(token or secrets.token_bytes(TOKEN_BYTES))
+        expected = peer.node_proof(token or secrets.token_bytes(32))
         correct = hmac.compare_digest(expected, bytes(proof))
         if token is None:
             raise RefusedError(
@@ -107,3 +105,16 @@ class TokenRegistry:
         if not correct:
             raise RefusedError(f"wrong proof for node {peer.node_id}")
         return token
+
+
+async def read_frame(
+    stream: grpc.aio.StreamStreamCall | grpc.aio.ServicerContext,
+) -> memoryview:
+    """Read a frame of a peer that is not authenticated yet."""
+    chunk = await stream.read()
+    if chunk is grpc.aio.EOF:
+        raise ConnectionError("the stream ended during authentication")
+    frame = Assembler(_MAX_FRAME).feed(chunk)
+    if frame is None:
+        raise WireError("malformed frame")
+    return frame

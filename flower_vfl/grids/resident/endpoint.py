@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import grpc
@@ -75,19 +76,21 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a host is without asking a name server."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is certainly this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _ip_address(host)
+    return address is not None and address.is_loopback
 
 
 def is_wildcard(host: str) -> bool:
     """Return whether a host stands for all network interfaces."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+    address = _ip_address(host)
+    return address is not None and address.is_unspecified

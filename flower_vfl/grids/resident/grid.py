@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
-from types import TracebackType
 from typing import Final, Literal
 
 from flwr.app import Message, RecordDict
@@ -189,12 +188,7 @@ class ResidentGrid(WrappedGrid):
         """Return the grid; sessions open on first use."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Close the grid."""
         self.close()
 

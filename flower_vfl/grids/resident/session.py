@@ -20,7 +20,7 @@ from flwr.supercore import log
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.residence import RESIDENT
 
-from .authentication import MAX_HANDSHAKE, Authentication, RefusedError
+from .authentication import Authentication, RefusedError, read_frame
 from .endpoint import is_loopback, split_address
 from .event_loop import SendQueue, flush
 from .settings import METHOD, SessionOffer, transport_options
@@ -200,9 +200,9 @@ class NodeSession:
         token = self._offer.token
         node = Authentication(self.context.run_id, self.context.node_id)
         await call.write(split_frame([node.hello()])[0])
-        node.server_nonce = bytes(await _handshake_frame(call))
+        node.server_nonce = bytes(await read_frame(call))
         await call.write(split_frame([node.node_proof(token)])[0])
-        node.check_server(token, await _handshake_frame(call))
+        node.check_server(token, await read_frame(call))
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> str | None:
         assembler = Assembler(self._offer.limits.max_frame)
@@ -307,14 +307,3 @@ async def _write(call: grpc.aio.StreamStreamCall, queue: SendQueue) -> None:
     with suppress(grpc.RpcError, asyncio.InvalidStateError):
         await queue.drain(call.write)
         await call.done_writing()
-
-
-async def _handshake_frame(call: grpc.aio.StreamStreamCall) -> memoryview:
-    """Return the next frame of the server during authentication."""
-    chunk = await call.read()
-    if chunk is grpc.aio.EOF:
-        raise ConnectionError("the server closed the stream during authentication")
-    frame = Assembler(MAX_HANDSHAKE).feed(chunk)
-    if frame is None:
-        raise WireError("the server sent too much during authentication")
-    return frame

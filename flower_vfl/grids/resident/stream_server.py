@@ -17,13 +17,7 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
-from .authentication import (
-    MAX_HANDSHAKE,
-    NONCE_BYTES,
-    Authentication,
-    RefusedError,
-    TokenRegistry,
-)
+from .authentication import Authentication, RefusedError, TokenRegistry, read_frame
 from .connection_monitor import ConnectionMonitor
 from .endpoint import join_address, split_address
 from .event_loop import event_loop
@@ -191,10 +185,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._unauthenticated += 1
         try:
             async with asyncio.timeout(self._limits.authenticate):
-                node = Authentication.from_hello(await _handshake_frame(context))
-                node.server_nonce = secrets.token_bytes(NONCE_BYTES)
+                node = Authentication.from_hello(await read_frame(context))
+                node.server_nonce = secrets.token_bytes(32)
                 await context.write(split_frame([node.server_nonce])[0])
-                proof = await _handshake_frame(context)
+                proof = await read_frame(context)
             token = self._tokens.check(node, proof)
             connection = Connection(peer)
             session = self._connect(node.node_id, connection)
@@ -269,17 +263,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 self.end(session, f"the node ended it: {reason}")
         else:
             raise WireError("malformed reply")
-
-
-async def _handshake_frame(context: grpc.aio.ServicerContext) -> memoryview:
-    """Return the next frame of an unauthenticated peer."""
-    chunk = await context.read()
-    if chunk is grpc.aio.EOF:
-        raise RefusedError(_LEFT, retry=True)
-    frame = Assembler(MAX_HANDSHAKE).feed(chunk)
-    if frame is None:
-        raise WireError("malformed frame")
-    return frame
 
 
 async def _refuse(

@@ -11,27 +11,20 @@ into chunks. One byte in front of each chunk says whether more chunks follow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message import make_message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.common.serde import (
-    config_record_from_proto,
     config_record_to_proto,
-    metric_record_from_proto,
+    message_from_proto,
     metric_record_to_proto,
 )
-from flwr.common.serde_utils import (
-    error_from_proto,
-    error_to_proto,
-    metadata_from_proto,
-    metadata_to_proto,
-)
+from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
@@ -118,33 +111,31 @@ def encode(message: Message, wire_dtype: str | None = None) -> list[Buffer]:
     """Return the payload of a message as a list of buffers."""
     buffers: list[Buffer] = []
     table: list[bytes] = []
-    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-    if message.has_error():
-        proto.error.CopyFrom(error_to_proto(message.error))
-    if message.has_content():
-        items = []
-        for key, record in message.content.items():
-            item = ProtoRecordDict.Item(key=key)
-            if isinstance(record, ArrayRecord):
-                arrays = []
-                for name, array in record.items():
-                    cast, data = _cast_down(array, wire_dtype)
-                    buffers.append(data)
-                    table.append(_ENTRY.pack(cast, len(data)))
-                    head = ProtoArray(
-                        dtype=array.dtype, shape=array.shape, stype=array.stype
-                    )
-                    arrays.append(ProtoArrayRecord.Item(key=name, value=head))
-                item.array_record.CopyFrom(ProtoArrayRecord(items=arrays))
-            elif key in message.content.metric_records:
-                metric = message.content.metric_records[key]
-                item.metric_record.CopyFrom(metric_record_to_proto(metric))
-            else:
-                config = message.content.config_records[key]
-                item.config_record.CopyFrom(config_record_to_proto(config))
-            items.append(item)
-        proto.content.CopyFrom(ProtoRecordDict(items=items))
-    header = proto.SerializeToString()
+    new_item = ProtoRecordDict.Item
+    items = []
+    for key, record in message.content.items() if message.has_content() else ():
+        if isinstance(record, ArrayRecord):
+            arrays = ProtoArrayRecord()
+            for name, array in record.items():
+                cast, data = _cast_down(array, wire_dtype)
+                buffers.append(data)
+                table.append(_ENTRY.pack(cast, len(data)))
+                head = ProtoArray(
+                    dtype=array.dtype, shape=array.shape, stype=array.stype
+                )
+                arrays.items.append(ProtoArrayRecord.Item(key=name, value=head))
+            items.append(new_item(key=key, array_record=arrays))
+        elif isinstance(record, MetricRecord):
+            metrics = metric_record_to_proto(record)
+            items.append(new_item(key=key, metric_record=metrics))
+        else:
+            config = config_record_to_proto(record)
+            items.append(new_item(key=key, config_record=config))
+    header = ProtoMessage(
+        metadata=metadata_to_proto(message.metadata),
+        content=ProtoRecordDict(items=items) if message.has_content() else None,
+        error=error_to_proto(message.error) if message.has_error() else None,
+    ).SerializeToString()
     return [_HEAD.pack(len(header), len(table)), *table, header, *buffers]
 
 
@@ -164,41 +155,20 @@ def _decode(view: memoryview) -> Message:
     if start + header_length > len(view):
         raise WireError("payload shorter than its header says")
     entries = _ENTRY.iter_unpack(view[_HEAD.size : start])
-    proto = ProtoMessage.FromString(bytes(view[start : start + header_length]))
+    header = ProtoMessage.FromString(bytes(view[start : start + header_length]))
     rest = view[start + header_length :]
-    content = None
-    if proto.HasField("content"):
-        content, rest = _content(proto.content, entries, rest)
-    if len(rest) or next(entries, None) is not None:
-        raise WireError("bytes left over after the last array")
-    error = error_from_proto(proto.error) if proto.HasField("error") else None
-    return make_message(metadata_from_proto(proto.metadata), content, error)
-
-
-def _content(
-    proto: ProtoRecordDict, entries: Iterator[tuple[int, int]], rest: memoryview
-) -> tuple[RecordDict, memoryview]:
-    content = RecordDict()
-    for item in proto.items:
-        field = item.WhichOneof("value")
-        if field == "array_record":
-            arrays: dict[str, Array] = {}
-            for entry in item.array_record.items:
+    message = message_from_proto(header)
+    for record in message.content.values() if message.has_content() else ():
+        if isinstance(record, ArrayRecord):
+            for array in record.values():
                 cast, length = next(entries)
                 if length > len(rest):
                     raise WireError("payload shorter than its arrays")
-                head, shape = entry.value, tuple(entry.value.shape)
-                data = _cast_up(cast, rest[:length], shape)
+                array.data = _cast_up(cast, rest[:length], array.shape)
                 rest = rest[length:]
-                arrays[entry.key] = Array(head.dtype, shape, head.stype, data)
-            content[item.key] = ArrayRecord(arrays, keep_input=False)
-        elif field == "metric_record":
-            content[item.key] = metric_record_from_proto(item.metric_record)
-        elif field == "config_record":
-            content[item.key] = config_record_from_proto(item.config_record)
-        else:
-            raise WireError(f"unknown kind of record for '{item.key}'")
-    return content, rest
+    if len(rest) or next(entries, None) is not None:
+        raise WireError("bytes left over after the last array")
+    return message
 
 
 # --- frames -----------------------------------------------------------------------
