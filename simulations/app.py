@@ -123,9 +123,9 @@ def train(
     result: VerticalResult = strategy.start(
         grid, num_rounds=config.epochs, timeout=config.timeout, resume=config.resume
     )
-    document = result_document(config, engine, result, time.time() - started)
-    if config.train_metrics:
-        document["final"] |= train_metrics(strategy, config)
+    seconds = time.time() - started
+    trained = train_metrics(strategy, config) if config.train_metrics else {}
+    document = result_document(config, engine, result, seconds, trained)
     if then is not None:
         then(strategy, config)
     if config.out:
@@ -139,8 +139,7 @@ def train_metrics(strategy: VerticalStrategy, config: RunConfig) -> dict[str, fl
     assert label.labels is not None and label.task is not None  # the label party's
     truth = label.labels[label.codes == TRAIN].astype(np.float64)
     scores = strategy.predict("train").astype(np.float64)
-    found = METRICS[label.task](scores, truth)
-    return {f"train_{name}": value for name, value in found.items()}
+    return METRICS[label.task](scores, truth)
 
 
 @server_app.main()

@@ -1,42 +1,52 @@
-"""The result of a run as a JSON document."""
+"""The result of a run: a JSON document, and what it measured as a table of records."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import VerticalResult
 
 from .config import RunConfig
 
-FORMAT = 1
+FORMAT = 2
 RESULT_FILE = "result.json"
 PARTIES_FOLDER = "parties"
+RUN = "run"  # column that tells the runs of a study apart
+COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
+COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
+_TEXTS, _COUNTS = COLUMNS[:5], ["epoch", "step"]
+
+Document = dict[str, Any]
+Row = tuple[str, str, str, str, str, int, int, float]  # in the order of COLUMNS
 
 
 def result_document(
-    config: RunConfig, engine: str, result: VerticalResult, seconds: float
-) -> dict[str, Any]:
-    """Return everything worth keeping about a run."""
-    train = result.train_metrics_clientapp
-    evaluated = result.evaluate_metrics_clientapp
-    epochs: list[dict[str, Any]] = [
-        {"epoch": epoch, **dict(train[epoch]), **dict(evaluated.get(epoch, {}))}
-        for epoch in train
-    ]
-    training: float = sum(metrics["seconds"] for metrics in epochs)
-    defense: float = sum(metrics.get("defense_seconds", 0.0) for metrics in epochs)
-    steps: int = sum(metrics["steps"] for metrics in epochs)
-    # checkpoints of an older version have no bytes
-    traffic: int = sum(metrics.get("bytes", 0) for metrics in epochs)
-    last = max(evaluated, default=None)
-    return {
+    config: RunConfig,
+    engine: str,
+    result: VerticalResult,
+    seconds: float,
+    train_metrics: Mapping[str, float] | None = None,
+) -> Document:
+    """Return the result of a run; `train_metrics` are those of the training rows."""
+    epochs = [dict(metrics) for metrics in result.train_metrics_clientapp.values()]
+    spent: dict[str, Any] = {
+        name: sum(metrics.get(name, 0) for metrics in epochs)  # type: ignore[misc]
+        for name in ("seconds", "defense_seconds", "bytes")
+    }
+    steps = sum(int(metrics["steps"]) for metrics in epochs) or 1  # type: ignore[arg-type]
+    rows = list(_rows(result, train_metrics or {}))
+    document: Document = {
         "format": FORMAT,
         "engine": engine,
         "config": asdict(config),
@@ -44,50 +54,188 @@ def result_document(
             "python": platform.python_version(),
             **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
         },
-        "epochs": epochs,
-        "series": _series(result),
-        "leakage": result.leakage(),
-        "membership": result.membership(),
         "stopped": result.stopped,
-        "final": {} if last is None else dict(evaluated[last]),
         "seconds": {
             "total": seconds,
-            "training": training,
-            "step": training / steps if steps else 0.0,
-            "defense": defense / steps if steps else 0.0,  # of a step
+            "training": spent["seconds"],
+            "step": spent["seconds"] / steps,
+            "defense": spent["defense_seconds"] / steps,  # of a step
         },
-        "bytes": {"training": traffic, "step": traffic / steps if steps else 0.0},
+        "bytes": {"training": spent["bytes"], "step": spent["bytes"] / steps},
+        "records": {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)},
     }
+    last = final_metrics(table(document).assign(**{RUN: ""}))
+    document |= old_keys(result)
+    return document | {"final": dict(zip(last["name"], last["value"], strict=True))}
 
 
-def _series(result: VerticalResult) -> dict[str, dict[str, list[Any]]]:
-    found: dict[str, dict[str, list[Any]]] = {}
-    for each in result.records:
-        entry = found.setdefault(each.name, {"steps": [], "values": []})
-        entry["steps"].append(each.step)
-        entry["values"].append(each.value)
-    return found
+def _rows(result: VerticalResult, train_metrics: Mapping[str, float]) -> Iterator[Row]:
+    """Yield what training measured by epoch and by step, and every evaluation."""
+    train = result.train_metrics_clientapp
+    ends = dict(
+        zip(train, np.cumsum([m["steps"] for m in train.values()]), strict=True)
+    )
+    named = {record.name for record in result.records}  # their epochs' means
+    for epoch, metrics in train.items():
+        for name, value in metrics.items():
+            if name not in named:
+                yield name, "", "", "", "train", epoch, 0, float(value)  # type: ignore[arg-type]
+    evaluations = {**result.evaluations}
+    if train_metrics:
+        last = max(train)
+        evaluations[last] = {**evaluations.get(last, {}), "train": train_metrics}
+    for epoch, splits in evaluations.items():
+        for split, found in splits.items():
+            for name, value in found.items():
+                yield name, "", "", "", split, epoch, int(ends[epoch]), float(value)
+    steps = [record.step for record in result.records]
+    places = np.searchsorted(list(ends.values()), steps)
+    for record, place in zip(result.records, places, strict=True):
+        where = record.party, record.attack, record.layer
+        yield (
+            record.metric,
+            *where,
+            "train",
+            list(train)[place],
+            record.step,
+            record.value,
+        )
 
 
-def save_result(document: dict[str, Any], folder: Path) -> None:
+def table(document: Mapping[str, Any]) -> pd.DataFrame:
+    """Return everything that a run measured, one row for each number.
+
+    Parameters
+    ----------
+    document : Mapping[str, Any]
+        The content of a ``result.json``.
+
+    Returns
+    -------
+    pd.DataFrame
+        Columns metric, party, attack, layer, split, epoch, step and value. A metric of
+        an epoch of training has step 0; an evaluation has the step after which it was
+        made and no party; what was measured about a party has its step and epoch. Rows
+        without a step and an epoch are about the whole run: its cost
+        (``seconds_step``) and model completion.
+
+    Examples
+    --------
+    >>> columns = {name: [""] for name in COLUMNS}
+    >>> columns |= {"metric": ["auc"], "split": ["test"], "value": [0.9]}
+    >>> columns |= {"epoch": [3], "step": [12]}
+    >>> found = table({"records": columns, "seconds": {"step": 0.01}})
+    >>> found[["metric", "split", "epoch", "value"]]
+             metric split  epoch  value
+    0           auc  test      3   0.90
+    1  seconds_step            0   0.01
+    """
+    try:
+        records = pd.DataFrame({name: document["records"][name] for name in COLUMNS})
+        whole = pd.DataFrame(list(_whole_run(document)), columns=COLUMNS)
+        frame = (
+            pd.concat([records, whole], ignore_index=True) if len(records) else whole
+        )
+        kinds = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_COUNTS, "int64")
+        return frame.astype(kinds | {"value": "float64"})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the records of a result are not what flower-vfl writes: {error!r}"
+        ) from error
+
+
+def _whole_run(document: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield what is known about a run as a whole."""
+    for kind in ("seconds", "bytes", "memory"):
+        for name, value in document.get(kind, {}).items():
+            yield f"{kind}_{name}", "", "", "", "", 0, 0, value
+    for entry in document.get(COMPLETION, []):
+        for split in ("train", "test"):
+            for metric, key in ((COMPLETION, ""), (LABELS_ONLY, "labels_only_")):
+                value = entry[f"{key}{split}"]
+                if value is not None:
+                    where = entry["party"], entry["attack"], "", split
+                    yield metric, *where, 0, 0, value
+
+
+def tables(documents: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the tables of several runs as one; the column ``run`` has their keys."""
+    found = {key: table(document) for key, document in documents.items()}
+    if not found:
+        return pd.DataFrame(columns=[RUN, *COLUMNS])
+    return pd.concat(found, names=[RUN]).reset_index(RUN).reset_index(drop=True)
+
+
+def final_metrics(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the last evaluation of each run; a name is ``test_auc``."""
+    found = records.query("step > 0 and party == '' and attack == ''")
+    found = found[
+        found["epoch"] == found.groupby([RUN, "split"])["epoch"].transform("max")
+    ]
+    return found.assign(name=found["split"] + "_" + found["metric"])
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def save_result(document: Document, folder: Path) -> None:
     """Write a result document, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{RESULT_FILE}.{os.getpid()}"
-    part.write_text(json.dumps(document, indent=2) + "\n")
-    part.replace(folder / RESULT_FILE)
+    write_whole(folder / RESULT_FILE, f"{json.dumps(document)}\n".encode())
 
 
-def load_result(folder: Path) -> dict[str, Any]:
+def load_result(folder: Path) -> Document:
     """Read a result document."""
     path = folder / RESULT_FILE
     if not path.is_file():
         raise ConfigError(
             f"'{folder}' has no {RESULT_FILE}; give the --out folder of a finished run"
         )
-    document: dict[str, Any] = json.loads(path.read_text())
+    document: Document = json.loads(path.read_text())
+    check_format(document, path)
+    return document
+
+
+def read_json(path: Path) -> Document | None:
+    """Return the content of a JSON file, or None if it is missing or not whole."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def check_format(document: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file that another version wrote."""
     if document.get("format") != FORMAT:
         raise ConfigError(
-            f"'{path}' is of format {document.get('format')}, this version reads "
-            f"{FORMAT}; use the version that wrote it"
+            f"'{path}' has format {document.get('format')}, this version reads format "
+            f"{FORMAT}; run the command that made it again"
         )
-    return document
+
+
+def old_keys(result: VerticalResult) -> Document:
+    """Return what the report reads until it reads the records."""
+    series: Document = {}
+    for each in result.records:
+        entry = series.setdefault(each.name, {"steps": [], "values": []})
+        entry["steps"].append(each.step)
+        entry["values"].append(each.value)
+    train, evaluated = (
+        result.train_metrics_clientapp,
+        result.evaluate_metrics_clientapp,
+    )
+    epochs = [
+        {"epoch": e, **dict(train[e]), **dict(evaluated.get(e, {}))} for e in train
+    ]
+    leakage, membership = result.leakage(), result.membership()
+    return {
+        "epochs": epochs,
+        "series": series,
+        "leakage": leakage,
+        "membership": membership,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,8 +28,8 @@ class RunState:
 
     `steps` has the metrics and the number of rows of each step of the current epoch,
     `first` is where the records of that epoch begin, `probed` is what passive parties
-    measured. `train` and `evaluate` are metrics by epoch, `best` and `stale` belong to
-    early stopping.
+    measured. `train` has metrics by epoch, `evaluate` by epoch and split; `best` and
+    `stale` belong to early stopping.
     """
 
     step: int = 0
@@ -42,7 +42,7 @@ class RunState:
     probed: list[Measurement] = field(default_factory=list)
     first: int = 0
     train: dict[int, dict[str, float]] = field(default_factory=dict)
-    evaluate: dict[int, dict[str, float]] = field(default_factory=dict)
+    evaluate: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     best: float | None = None
     stale: int = 0
     stopped: bool = False
@@ -98,6 +98,8 @@ class VerticalResult(Result):
     ----------
     records : list[Measurement] (default: [])
         What defenses, attacks and limits reported about each party at each step.
+    evaluations : dict[int, dict[str, dict[str, float]]] (default: {})
+        Metrics of each evaluation, by epoch and by split (``"valid"``, ``"test"``).
     stopped : str (default: "")
         Why the run ended before its last epoch; empty if it did not.
 
@@ -111,6 +113,7 @@ class VerticalResult(Result):
     """
 
     records: list[Measurement] = field(default_factory=list)
+    evaluations: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     stopped: str = ""
 
     def table(self) -> pd.DataFrame:
@@ -160,11 +163,22 @@ class VerticalResult(Result):
     def of(cls, state: RunState) -> VerticalResult:
         """Return the result of a run."""
         result = cls(records=state.records + state.probed, stopped=state.reason)
+        result.evaluations = state.evaluate
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
-        for epoch, metrics in state.evaluate.items():
-            result.evaluate_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+        for epoch, splits in state.evaluate.items():
+            record = MetricRecord(split_metrics(splits))
+            result.evaluate_metrics_clientapp[epoch] = record
         return result
+
+
+def split_metrics(splits: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of several splits, named ``split_metric``."""
+    return {
+        f"{split}_{name}": value
+        for split, metrics in splits.items()
+        for name, value in metrics.items()
+    }
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from .checkpoints import StrategyCheckpoints
 from .messenger import Messenger
 from .progress import TrainingProgress
 from .setup import Participants
-from .state import EvaluateFunction, RunState, interruptible
+from .state import EvaluateFunction, RunState, interruptible, split_metrics
 from .tracking import Trackers
 
 if TYPE_CHECKING:
@@ -263,12 +263,8 @@ class Training:
     def _evaluate_epoch(self, epoch: int, bar: TrainingProgress) -> None:
         state, stopping = self.state, self.strategy.early_stopping
         held_out = [s for s in ("valid", "test") if self.participants.sizes[s]]
-        metrics = {
-            f"{split}_{name}": value
-            for split in held_out
-            for name, value in self.evaluate(split).items()
-        }
-        state.evaluate[epoch] = metrics
+        state.evaluate[epoch] = {split: self.evaluate(split) for split in held_out}
+        metrics = split_metrics(state.evaluate[epoch])
         if self.evaluate_fn is not None:
             found = self.evaluate_fn(epoch, ArrayRecord())
             if found is not None:

@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.papers.experiments import Experiment
-from flower_vfl.simulations.papers.files import experiment_names, load_experiment
+from flower_vfl.simulations.papers.experiments import (
+    Experiment,
+    experiment_names,
+    load_experiment,
+)
 from flower_vfl.simulations.papers.reproduce import (
     KIND,
     measured,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from flower_vfl.leakage.monitor import MEMBERSHIP
+from flower_vfl.simulations.results import RUN, table
+from flower_vfl.simulations.studies.run_metrics import leaks, utilities
+from flower_vfl.specs import parse_spec
 from flower_vfl.transform import AUC_BOUND
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
@@ -19,25 +24,34 @@ _LACKING = ("absent_labels", "absent_features", "calibration")
 def show_result(document: dict[str, Any]) -> None:
     """Print a result document."""
     config, seconds = document["config"], document["seconds"]
+    records = table(document).assign(**{RUN: ""})
     source = Path(config["label_party"]).name or config["dataset"]
     title = f"{source}: {config['parties']} passive parties"
     if config["defense"]:
         title += f", {config['defense']} at the {config['defense_at']}"
     console = Console()
     console.print(title, highlight=False)
-    console.print(_epochs(document))
-    if document["leakage"]:
-        values = any(name.endswith("_pearson") for name in document["final"])
-        what, none = ("|rho| of score and label", 0) if values else ("leak AUC", 0.5)
+    lacking = any(config.get(name) for name in _LACKING)
+    console.print(_epochs(records, {"loss"} if lacking else {"loss", "ace"}))
+    found = leaks(records)
+    if not found.empty:
+        regression = utilities(records)["regression"].any()
+        what, none = (
+            ("|rho| of score and label", 0) if regression else ("leak AUC", 0.5)
+        )
         console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
-        key = "flipped_mean" if values else "mean"
-        console.print(_leakage(document["leakage"], key))
-    if document.get("membership"):
+        console.print(_leakage(found, "flipped" if regression else "raw"))
+    members = records[records["metric"] == MEMBERSHIP]
+    if not members.empty:
         console.print(
             "AUC of telling synthetic rows, mean over all batches (0.5: none)"
         )
-        console.print(_leakage(document["membership"], "mean"))
-    _show_bounds(console, document)
+        means = members.groupby(["party", "attack", "layer"], sort=False)[
+            "value"
+        ].mean()
+        console.print(_leakage(means.reset_index().assign(random=False), "value"))
+    for line in _defense_lines(records):
+        console.print(line, highlight=False)
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
         console.print(_completion(document["completion"]))
@@ -52,90 +66,80 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
 
 
-def _epochs(document: dict[str, Any]) -> Table:
-    table = Table()
-    epochs = document["epochs"]
-    lacking = any(document["config"].get(name) for name in _LACKING)
-    hidden = ("_loss",) if lacking else ("_loss", "_ace")
-    names = [key for key in document["final"] if not key.endswith(hidden)]
-    for name in ("epoch", "loss", *names):
-        table.add_column(name.replace("_", " "), justify="right")
-    shown = sorted({0, len(epochs) // 2, len(epochs) - 1})
-    for metrics in (epochs[index] for index in shown):
-        cells = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
-        table.add_row(str(metrics["epoch"]), f"{metrics['loss']:.4f}", *cells)
-    return table
+def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
+    """Return loss and evaluation of the first, the middle and the last epoch."""
+    training = records.query("metric == 'loss' and split == 'train' and step == 0")
+    losses = training.set_index("epoch")["value"]
+    found = records.query("step > 0 and party == '' and attack == ''")
+    found = found[~found["metric"].isin(hidden)]
+    names = found["split"] + " " + found["metric"].str.replace("_", " ")
+    values = found.assign(name=names).set_index(["epoch", "name"])["value"]
+    shown = Table()
+    for name in ("epoch", "loss", *names.unique()):
+        shown.add_column(name, justify="right")
+    for place in sorted({0, len(losses) // 2, len(losses) - 1}):
+        epoch = losses.index[place]
+        cells = [values.get((epoch, name)) for name in names.unique()]
+        texts = ["" if value is None else f"{value:.4f}" for value in cells]
+        shown.add_row(str(epoch), f"{losses[epoch]:.4f}", *texts)
+    return shown
 
 
-def _leakage(leakage: dict[str, dict[str, dict[str, float]]], key: str) -> Table:
+def _leakage(found: pd.DataFrame, column: str) -> Table:
     """Return one figure of each attack on each party, and on each of its layers."""
-    table = Table()
-    attacks = list(dict.fromkeys(a for found in leakage.values() for a in found))
-    layers = [attack for attack in attacks if "@" in attack]
-    attacks = [attack for attack in attacks if "@" not in attack]
+    attacks = list(found["attack"].unique())
+    shown = Table()
     for name in ("party", *attacks):
-        table.add_column(name, justify="left" if name == "party" else "right")
-    for party, found in leakage.items():
-        cells = [_cell(found, attack, key) for attack in attacks]
-        table.add_row(party.replace("/", " "), *cells)
-        for layer in dict.fromkeys(a.partition("@")[2] for a in layers if a in found):
-            cells = [_cell(found, f"{attack}@{layer}", key) for attack in attacks]
-            table.add_row(f"  layer {layer}", *cells)
-    return table
+        shown.add_column(name, justify="left" if name == "party" else "right")
+    for (party, random), own in found.groupby(["party", "random"], sort=False):
+        ordered = own.sort_values("layer", key=lambda names: names != "", kind="stable")
+        for layer, rows in ordered.groupby("layer", sort=False):
+            name = (
+                f"  layer {layer}" if layer else party + (" random" if random else "")
+            )
+            values = rows.set_index("attack")[column].reindex(attacks)
+            shown.add_row(name, *("" if v != v else f"{v:.3f}" for v in values))
+    return shown
 
 
-def _cell(found: dict[str, dict[str, float]], attack: str, key: str) -> str:
-    return f"{found[attack][key]:.3f}" if attack in found else ""
-
-
-def _completion(found: list[dict[str, Any]]) -> Table:
+def _completion(entries: list[dict[str, Any]]) -> Table:
     """Return the success of model completion beside what the labels alone give."""
-    table = Table()
+    shown = Table()
     for name in ("attack", "party", "metric"):
-        table.add_column(name, overflow="fold")
+        shown.add_column(name, overflow="fold")
     for name in ("train", "test", "alone: train", "alone: test"):
-        table.add_column(name, justify="right")
-    for attack, party in dict.fromkeys((e["attack"], e["party"]) for e in found):
-        entries = [e for e in found if (e["attack"], e["party"]) == (attack, party)]
-        cells = [_average(entries, key) for key in _SUCCESSES]
-        name = attack.partition(":")[0]
-        table.add_row(name, party, entries[0]["metric"], *cells)
-    return table
+        shown.add_column(name, justify="right")
+    for (attack, party), own in pd.DataFrame(entries).groupby(
+        ["attack", "party"], sort=False
+    ):
+        cells = [_average(own[key].dropna().astype(float)) for key in _SUCCESSES]
+        shown.add_row(parse_spec(attack)[0], party, own["metric"].iloc[0], *cells)
+    return shown
 
 
-def _average(entries: list[dict[str, Any]], key: str) -> str:
-    values = [entry[key] for entry in entries if entry[key] is not None]
-    if not values:
+def _average(values: pd.Series[float]) -> str:
+    if values.empty:
         return ""
-    mean = statistics.mean(values)
-    if len(values) == 1:
-        return f"{mean:.3f}"
-    return f"{mean:.3f} ± {statistics.stdev(values):.3f}"
+    spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
+    return f"{values.mean():.3f}{spread}"
 
 
-def _show_bounds(console: Console, document: dict[str, Any]) -> None:
-    """Print what a defense guarantees and found, party by party."""
-    for name, series in document["series"].items():
-        metric, _, party = name.partition("/")
+def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
+    """Yield what a defense guarantees and found, party by party."""
+    series = records.query("step > 0 and party != ''").set_index("step")
+    values = dict(list(series.groupby(["metric", "party"], sort=False)["value"]))
+    for (metric, party), found in values.items():
         if metric == AUC_BOUND:
-            values = series["values"]
-            console.print(
+            yield (
                 f"no attack on the gradients of {party} has an AUC above "
-                f"{max(values):.3f} in any step, {sum(values) / len(values):.3f} on "
-                "average",
-                highlight=False,
+                f"{found.max():.3f} in any step, {found.mean():.3f} on average"
             )
-        if metric == "withheld" and sum(series["values"]):
-            count, steps = int(sum(series["values"])), len(series["values"])
-            console.print(
-                f"{party} got no gradient in {count} of {steps} steps", highlight=False
-            )
-        if metric == "suspected" and any(series["values"]):
-            first = series["steps"][series["values"].index(1.0)]
-            responses = document["series"][f"response/{party}"]["values"]
-            console.print(
-                f"{party} is suspected from step {first} on: its embeddings move up to "
-                f"{max(responses):.1f} times as far for its gradients as those of the "
-                "other parties",
-                highlight=False,
+        if metric == "withheld" and found.any():
+            steps = f"{int(found.sum())} of {len(found)} steps"
+            yield f"{party} got no gradient in {steps}"
+        if metric == "suspected" and found.any():
+            yield (
+                f"{party} is suspected from step {found.idxmax()} on: its embeddings "
+                f"move up to {values['response', party].max():.1f} times as far for "
+                "its gradients as those of the other parties"
             )

@@ -65,7 +65,7 @@ def show_errors(study: Study) -> None:
 
 
 def end(study: Study, report: Path | None = None) -> None:
-    """Say what failed, print the path of the report, and leave with 1 if a run failed."""
+    """Print errors and the path of the report; exit with 1 if a run failed."""
     show_errors(study)
     if report is not None:
         print(report)

@@ -14,8 +14,12 @@ from rich.table import Table
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.checks import check_trials, default_attacks
 from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
-from flower_vfl.simulations.studies.grid import parse_values, sweep_trials
-from flower_vfl.simulations.studies.methods import VANILLA, parse_method
+from flower_vfl.simulations.studies.methods import (
+    VANILLA,
+    parse_method,
+    parse_values,
+    sweep_trials,
+)
 from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 

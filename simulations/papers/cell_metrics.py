@@ -6,34 +6,37 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 from sklearn.neighbors import NearestNeighbors
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.monitor import FLIPPED, LEAK
 from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL
+from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
+from flower_vfl.specs import parse_spec
 
 Epochs = Literal["all", "first", "last"]
-STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean,
-    "max": max,
-    "q95": lambda values: float(np.quantile(values, 0.95)),
+STATISTICS: dict[str, Callable[[pd.Series[float]], float]] = {
+    "mean": pd.Series.mean,
+    "max": pd.Series.max,
+    "q95": lambda values: values.quantile(0.95),
 }
 
 
 @dataclass(frozen=True)
 class Found:
-    """A finished run."""
+    """A finished run: its records, and its folder."""
 
-    document: Mapping[str, Any]
+    records: pd.DataFrame
     folder: Path | None = None
 
 
 def final(run: Found, metric: str) -> float:
     """Return a metric of the last evaluation."""
-    known = run.document["final"]
+    known = final_metrics(run.records.assign(**{RUN: ""})).set_index("name")["value"]
     if metric not in known:
         raise unknown_name("metric", metric, known)
     return float(known[metric])
@@ -42,6 +45,8 @@ def final(run: Found, metric: str) -> float:
 def series(
     run: Found,
     metric: str,
+    attack: str = "",
+    layer: str = "",
     statistic: str = "mean",
     epochs: Epochs = "all",
     parties: str = "mean",
@@ -50,43 +55,31 @@ def series(
     """Return what was measured about the parties, summarised over steps."""
     if statistic not in STATISTICS:
         raise unknown_name("statistic", statistic, STATISTICS)
-    named = (
-        (label.partition("/"), values)
-        for label, values in run.document["series"].items()
-    )
-    found = {label[2]: values for label, values in named if label[0] == metric}
-    single = [party for party in found if not {"/", "+"} & set(party)]
-    chosen = single if parties in ("mean", "max") else [parties]
-    if not single:
-        raise unknown_name("series", metric, _series_names(run))
-    if not set(chosen) <= found.keys():
-        raise unknown_name(f"party of '{metric}'", parties, found)
-    summaries = [
-        STATISTICS[statistic](_steps_of(run, found[party], epochs)) for party in chosen
-    ]
+    measured = run.records.query("party != '' and step > 0")
+    sought = {"metric": metric, "attack": attack, "layer": layer}
+    found = measured[(measured[list(sought)] == pd.Series(sought)).all(axis=1)]
+    single = found[~found["party"].str.contains("+", regex=False)]
+    if single.empty:
+        known = set(measured[list(sought)].agg(" ".join, axis=1))
+        raise unknown_name("series", " ".join(sought.values()), known)
+    if parties not in ("mean", "max"):
+        single = found[found["party"] == parties]
+        if single.empty:
+            raise unknown_name(f"party of '{metric}'", parties, set(found["party"]))
+    chosen = _of_epochs(single, epochs, run.records["epoch"].max())
+    summaries = chosen.groupby("party")["value"].agg(STATISTICS[statistic])
     if flipped:
-        summaries = [max(value, 1.0 - value) for value in summaries]
-    return max(summaries) if parties == "max" else statistics.fmean(summaries)
+        summaries = summaries.clip(lower=1.0 - summaries)
+    return float(summaries.max() if parties == "max" else summaries.mean())
 
 
-def _steps_of(run: Found, values: Mapping[str, Any], epochs: Epochs) -> list[float]:
-    """Return the values of some epochs."""
-    counts = [int(epoch["steps"]) for epoch in run.document["epochs"]]
-    low, high = 1, sum(counts)
-    if epochs == "first":
-        high = counts[0]
-    elif epochs == "last":
-        low = high - counts[-1] + 1
-    steps = zip(values["steps"], values["values"], strict=True)
-    chosen = [value for step, value in steps if low <= step <= high]
-    if not chosen:
+def _of_epochs(found: pd.DataFrame, epochs: Epochs, last: int) -> pd.DataFrame:
+    """Return the rows of some epochs."""
+    if epochs != "all":
+        found = found[found["epoch"] == (1 if epochs == "first" else last)]
+    if found.empty:
         raise ConfigError(f"nothing was measured in the {epochs} epochs of the run")
-    return chosen
-
-
-def _series_names(run: Found) -> list[str]:
-    names = (name.partition("/")[0] for name in run.document["series"])
-    return list(dict.fromkeys(names))
+    return found
 
 
 def leak(
@@ -98,50 +91,44 @@ def leak(
     parties: str = "mean",
     layers: Sequence[str] = (),
 ) -> float:
-    """Return the leak AUC of a score attack."""
-    if layers:
-        measured = {name.rpartition("@")[2] for name in _series_names(run)}
-        known = [layer for layer in layers if layer in measured]
-        if not known:
-            raise unknown_name("layer", layers[0], measured)
-        attack = f"{attack}@{known[0]}"
+    """Return the leak AUC of a score attack, at the first of the layers that exists."""
+    measured = set(run.records["layer"])
+    known = [layer for layer in layers if layer in measured]
+    if layers and not known:
+        raise unknown_name("layer", layers[0], measured - {""})
+    layer = known[0] if known else ""
     kind = FLIPPED if flipped else LEAK
-    return series(run, f"{kind}_{attack}", statistic, epochs, parties)
+    return series(run, kind, attack, layer, statistic, epochs, parties)
 
 
 def completion(
     run: Found, attack: str = "passive", split: str = "train", alone: bool = False
 ) -> float:
     """Return the success of model completion, mean over parties and repetitions."""
-    entries = run.document.get("completion", [])
-    name = f"labels_only_{split}" if alone else split
-    values = [
-        entry[name]
-        for entry in entries
-        if entry["attack"].partition(":")[0] == attack and entry[name] is not None
-    ]
-    if not values:
-        kinds = {entry["attack"].partition(":")[0] for entry in entries}
-        raise unknown_name("completion", attack, kinds)
-    return statistics.fmean(values)
+    found = run.records[run.records["metric"] == (LABELS_ONLY if alone else COMPLETION)]
+    found = found[found["split"] == split]
+    names = found["attack"].map(lambda text: parse_spec(text)[0])
+    if not names.eq(attack).any():
+        raise unknown_name("completion", attack, set(names))
+    return float(found["value"][names == attack].mean())
 
 
 def epoch(run: Found, metric: str, epochs: Epochs = "all") -> float:
-    """Return a metric of the training, mean over epochs; not a number if it has none."""
-    history = run.document["epochs"]
-    chosen = {"all": history, "first": history[:1], "last": history[-1:]}[epochs]
-    values = [entry[metric] for entry in chosen if metric in entry]
-    return statistics.fmean(values) if values else float("nan")
+    """Return a training metric, mean over epochs; not a number if there is none."""
+    history = run.records.query("split == 'train' and step == 0 and epoch > 0")
+    chosen = _of_epochs(history, epochs, history["epoch"].max())
+    return float(chosen["value"][chosen["metric"] == metric].mean())
 
 
 def seconds(
     run: Found, of: Literal["step", "defense", "epoch", "training", "total"] = "step"
 ) -> float:
     """Return how long something took."""
-    spent = run.document["seconds"]
     if of == "epoch":
-        return float(spent["training"]) / len(run.document["epochs"])
-    return float(spent[of])
+        spent = run.records.query("metric == 'seconds' and step == 0 and epoch > 0")
+    else:
+        spent = run.records[run.records["metric"] == f"seconds_{of}"]
+    return float(spent["value"].mean())
 
 
 def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:

@@ -68,15 +68,14 @@ def cells_of(
     experiment: Experiment, frame: pd.DataFrame
 ) -> dict[tuple[str, ...], list[Cell]]:
     """Return the cells of every row, one for each column that is not hidden."""
-    lines: dict[tuple[str, ...], dict[int, Mapping[str, Any]]] = {}
-    for record in frame.to_dict("records"):
-        line = {str(name): value for name, value in record.items()}
-        labels = tuple(str(line[axis]) for axis in experiment.axes)
-        lines.setdefault(labels, {})[int(line[SEED])] = line
+    found: dict[Any, pd.DataFrame] = {}
+    if not frame.empty:
+        groups = frame.groupby(list(experiment.axes), sort=False)
+        found = {labels: own.set_index(SEED) for labels, own in groups}
     return {
         row.labels: [
             Cell(
-                _values(lines, row.labels, column),
+                _values(found, row.labels, column),
                 column,
                 experiment.figure(row.labels, column.name),
             )
@@ -87,33 +86,26 @@ def cells_of(
 
 
 def _values(
-    lines: Mapping[tuple[str, ...], Mapping[int, Mapping[str, Any]]],
-    labels: tuple[str, ...],
-    column: Column,
+    found: Mapping[Any, pd.DataFrame], labels: tuple[str, ...], column: Column
 ) -> tuple[float, ...]:
     """Return the values of a cell, compared with another row where that is asked."""
-
-    def scaled(line: Mapping[str, Any]) -> float:
-        return float(line[column.name]) * column.scale
-
-    own = {seed: scaled(line) for seed, line in lines.get(labels, {}).items()}
-    if column.beside:
-        other = lines.get((*labels[:-1], column.beside), {})
-        own = {
-            seed: compare(value, scaled(other[seed]), column.how)
-            for seed, value in own.items()
-            if seed in other
-        }
-    return tuple(value for value in own.values() if not math.isnan(value))
+    beside = (*labels[:-1], column.beside) if column.beside else labels
+    if labels not in found or beside not in found:
+        return ()
+    own, other = (found[row][column.name] * column.scale for row in (labels, beside))
+    values = compare(own, other, column.how) if column.beside else own
+    return tuple(values.dropna())
 
 
-def compare(value: float, other: float, how: str) -> float:
-    """Return a value beside another."""
+def compare(
+    own: pd.Series[float], other: pd.Series[float], how: str
+) -> pd.Series[float]:
+    """Return values beside others of the same seeds."""
+    own, other = own.align(other, join="inner")
     if how == "difference":
-        return value - other
-    if not other:
-        return math.nan
-    return value / other if how == "ratio" else 100.0 * (value / other - 1.0)
+        return own - other
+    ratio = own / other.where(other != 0.0)
+    return ratio if how == "ratio" else 100.0 * (ratio - 1.0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,7 @@ class Verdict:
 def judge(
     claim: Claim, experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
 ) -> Verdict:
-    """Return what a claim comes to: above or below another row is not the same value."""
+    """Return whether our values support a claim; equal is neither above nor below."""
     names = [column.name for column in experiment.shown]
     by_name = {" / ".join(labels): row for labels, row in cells.items()}
 

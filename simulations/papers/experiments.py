@@ -1,12 +1,40 @@
-"""Tables and figures of papers as data: what was run, how, and what was found."""
+"""The tables and figures of papers as TOML files.
+
+The rows of a table are all combinations of what its axes list. The settings of a row
+are those of ``[base]``, then those of its choice on every axis,
+``[choices.axis.choice]``, and in a smoke run those of ``[quick]`` and of its choices'
+``quick``; ``{name}`` in a setting stands for a value of ``let``. ``[quick.axes]`` may
+list fewer choices. ``include`` names files in ``shared/`` that lie beneath. Columns say
+what is read from a run (`flower_vfl.simulations.papers.cell_metrics`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.presets import preset
+
+from .cell_metrics import DERIVED, READINGS
+
+PAPERS = Path(__file__).parent
+SHARED = PAPERS / "shared"
+ABOUT = ("paper", "title", "shows", "data", "scaled")
+OVER_SEEDS = ("mean", "min", "max")
+COMPARISONS = ("ratio", "difference", "percent")
+_WHOLE = re.compile(r"\{(\w+)\}")
+_NO_SETTINGS = {"let", "quick", "seeds", "missing", "axes"}
+
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -94,3 +122,183 @@ class Experiment:
             if fnmatchcase(cell, difference.where):
                 return difference.text
         return ""
+
+
+def experiment_names() -> list[str]:
+    """Return the names of all tables and figures, in the order of the papers."""
+    found = (path.stem for path in PAPERS.glob("*.toml"))
+    return sorted(found, key=_order)
+
+
+def _order(name: str) -> tuple[Any, ...]:
+    paper, kind, number = name.rsplit("-", 2)
+    papers = ("marvell", "gafm", "gafm-original", "florist", "ladsg")
+    return papers.index(paper), kind != "table", int(number)
+
+
+def load_experiment(name: str, quick: bool = False) -> Experiment:
+    """Return a table or figure by name."""
+    own = name.endswith(".toml")
+    path = Path(name) if own else PAPERS / f"{name}.toml"
+    if not path.is_file():
+        raise unknown_name("table or figure", name, experiment_names())
+    return read_experiment(path, quick)
+
+
+def read_experiment(path: Path, quick: bool = False) -> Experiment:
+    """Return the table or figure of a file."""
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    for shared in raw.pop("include", []):
+        common = tomllib.loads((SHARED / f"{shared}.toml").read_text(encoding="utf-8"))
+        raw = _merge(common, raw)
+    try:
+        columns = [_column(entry) for entry in raw["columns"]]
+        experiment = Experiment(
+            name=path.stem,
+            about=_about(raw),
+            minutes=float(raw["minutes"]),
+            axes=raw["axes"],
+            rows=list(_rows(raw, quick)),
+            columns=columns,
+            figures=dict(_figures(raw.get("figures", {}), len(raw["axes"]))),
+            claims=[Claim(**entry) for entry in raw.get("claims", [])],
+            differences=[Difference(**entry) for entry in raw.get("differences", [])],
+            tolerance=float(raw.get("tolerance", 0.05)),
+        )
+        _check(experiment)
+    except (ConfigError, KeyError, TypeError) as error:
+        text = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{path.name}: {text}") from error
+    return experiment
+
+
+def _about(raw: Mapping[str, Any]) -> dict[str, str]:
+    about = {name: str(raw[name]).strip() for name in ABOUT}
+    about["scaled"] = f"{about['scaled']} {raw.get('also', '')}".strip()
+    return about
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two tables as one; what both have is taken from the second."""
+    merged = dict(under)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merge(merged[name], value) if both else value
+    return merged
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    own = {f.name for f in fields(Column)} - {"arguments"}
+    arguments = {name: value for name, value in entry.items() if name not in own}
+    column = Column(
+        **{name: value for name, value in entry.items() if name in own},
+        arguments=arguments,
+    )
+    known = {**READINGS, **DERIVED}
+    if column.reading not in known:
+        raise unknown_name("reading", column.reading, known)
+    if column.seeds not in OVER_SEEDS:
+        raise unknown_name("summary of seeds", column.seeds, OVER_SEEDS)
+    if column.how not in COMPARISONS:
+        raise unknown_name("comparison", column.how, COMPARISONS)
+    accepted = list(inspect.signature(known[column.reading]).parameters)[1:]
+    for name in arguments:
+        if name not in accepted:
+            raise unknown_name(f"argument of '{column.reading}'", name, accepted)
+    return column
+
+
+def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
+    base, let, smoke = raw.get("base", {}), raw.get("let", {}), raw.get("quick", {})
+    kept = smoke.get("axes", {}) if quick else {}
+    for labels in product(*raw["axes"].values()):
+        choices = [
+            _choice(raw["choices"], axis, label)
+            for axis, label in zip(raw["axes"], labels, strict=True)
+        ]
+        missing = next((c["missing"] for c in choices if c.get("missing")), "")
+        for axis, label in zip(raw["axes"], labels, strict=True):
+            if label not in kept.get(axis, [label]):
+                missing = "left out of the smoke run"
+        if missing:
+            yield Row(labels, None, 0, missing)
+            continue
+        layers = [{**base, "let": let}, *choices]
+        if quick:
+            layers += [smoke, *(c.get("quick", {}) for c in choices)]
+        seeds = min([raw["seeds"], *(c["seeds"] for c in choices if "seeds" in c)])
+        yield Row(labels, _config(layers), 1 if quick else seeds)
+
+
+def _choice(
+    choices: Mapping[str, Mapping[str, Settings]], axis: str, label: str
+) -> Settings:
+    known = choices.get(axis, {})
+    if label not in known:
+        raise unknown_name(f"choice of {axis}", label, known)
+    return known[label]
+
+
+def _config(layers: Sequence[Mapping[str, Any]]) -> RunConfig:
+    """Return the settings of several layers, the last one on top, with names filled."""
+    settings: Settings = {}
+    let: dict[str, Any] = {}
+    for layer in layers:
+        let |= layer.get("let", {})
+        settings |= {k: v for k, v in layer.items() if k not in _NO_SETTINGS}
+    filled = {name: _fill(value, let) for name, value in settings.items()}
+    filled |= preset(filled.pop("preset")) if "preset" in filled else {}
+    simulated = {"reproducible-noise": True, "device": "cpu"}
+    return RunConfig.from_run_config({**simulated, **filled})
+
+
+def _fill(value: Any, let: Mapping[str, Any]) -> Any:
+    """Return a setting with ``{name}`` replaced; alone it keeps its type."""
+    if not isinstance(value, str):
+        return value
+    alone = _WHOLE.fullmatch(value)
+    try:
+        return let[alone[1]] if alone else value.format_map(let)
+    except KeyError as error:
+        raise ConfigError(f"'{value}' has no value for {error}") from error
+
+
+def _figures(
+    raw: Mapping[str, Any], depth: int
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    for label, value in raw.items():
+        if depth == 1:
+            yield (label,), [str(figure) for figure in value]
+        else:
+            for rest, figures in _figures(value, depth - 1):
+                yield (label, *rest), figures
+
+
+def _check(experiment: Experiment) -> None:
+    """Refuse figures, claims and comparisons that are about nothing in the table."""
+    rows = {row.name for row in experiment.rows}
+    names = [column.name for column in experiment.columns]
+    last = list(experiment.axes.values())[-1]
+    for labels, figures in experiment.figures.items():
+        if " / ".join(labels) not in rows:
+            raise unknown_name("row of a figure", " / ".join(labels), rows)
+        if len(figures) != len(experiment.shown):
+            raise ConfigError(
+                f"{' / '.join(labels)} has {len(figures)} figures for "
+                f"{len(experiment.shown)} columns"
+            )
+    for claim in experiment.claims:
+        for row in filter(None, (claim.row, claim.above, claim.below)):
+            if row not in rows:
+                raise unknown_name("row of a claim", row, rows)
+        if claim.row and claim.column not in names:
+            raise unknown_name("column of a claim", claim.column, names)
+    for column in experiment.columns:
+        if column.beside and column.beside not in last:
+            raise unknown_name("row to compare with", column.beside, last)
+        for other in (
+            *column.arguments.get("of", ()),
+            *column.arguments.get("over", ()),
+        ):
+            if column.reading in DERIVED and other not in names:
+                raise unknown_name("column", other, names)

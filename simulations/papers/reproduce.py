@@ -10,13 +10,12 @@ from typing import Any
 import pandas as pd
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.results import RESULT_FILE, load_result
+from flower_vfl.simulations.results import RESULT_FILE, read_json, table
 from flower_vfl.simulations.studies.study import RUNS_FOLDER, Study, Trial, run_study
 
-from .cell_metrics import DERIVED, READINGS, Found
+from .cell_metrics import DERIVED, READINGS, Found, seconds
 from .cells import SEED
-from .experiments import Experiment, Row
-from .files import PAPERS
+from .experiments import PAPERS, Experiment, Row
 
 KIND = "reproduce"
 RESULTS = PAPERS / "results"
@@ -83,41 +82,35 @@ def _take_over(trial: Trial, folder: Path) -> None:
     own = folder / RUNS_FOLDER / trial.key
     if (own / RESULT_FILE).is_file():
         return
-    pattern = f"*/{RUNS_FOLDER}/*-{_hash(trial)}/{RESULT_FILE}"
+    pattern = f"*/{RUNS_FOLDER}/*-{trial.digest}/{RESULT_FILE}"
     for found in sorted(folder.parent.glob(pattern)):
-        if trial.made(load_result(found.parent)):
+        if trial.made(read_json(found) or {}):
             shutil.copytree(found.parent, own, dirs_exist_ok=True)
             return
-
-
-def _hash(trial: Trial) -> str:
-    return trial.key.rpartition("-")[2]
 
 
 def measured(
     experiment: Experiment, study: Study, seeds: int | None = None
 ) -> pd.DataFrame:
     """Return one line for each finished row and seed: labels, seed, values."""
-    known = {key.rpartition("-")[2]: key for key in study.documents}
+    known = {
+        trial["digest"]: trial["key"]
+        for trial in study.trials
+        if trial["key"] in study.documents
+    }
     lines = []
     for row in experiment.rows:
         for seed in _seeds(row, seeds):
             trial = _trial(experiment, row, seed)
-            key = known.get(_hash(trial))
+            key = known.get(trial.digest)
             if key is None:
                 continue
-            found = Found(study.documents[key], study.run_folder(key))
-            line = {**trial.labels, SEED: seed, RUN: _hash(trial)}
-            spent = found.document["seconds"]["total"]
+            found = Found(table(study.documents[key]), study.run_folder(key))
+            line = {**trial.labels, SEED: seed, RUN: trial.digest}
+            spent = seconds(found, "total")
             lines.append({**line, SECONDS: spent, **_read(experiment, found)})
-    names = [
-        *experiment.axes,
-        SEED,
-        RUN,
-        SECONDS,
-        *(c.name for c in experiment.columns),
-    ]
-    return pd.DataFrame(lines, columns=names)
+    names = [column.name for column in experiment.columns]
+    return pd.DataFrame(lines, columns=[*experiment.axes, SEED, RUN, SECONDS, *names])
 
 
 def _read(experiment: Experiment, found: Found) -> dict[str, float]:
@@ -165,6 +158,6 @@ def outdated(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
         row = rows.get(labels)
         if row is None or row.config is None:
             changed[" / ".join(labels)] = True
-        elif line[RUN] != _hash(_trial(experiment, row, int(line[SEED]))):
+        elif line[RUN] != _trial(experiment, row, int(line[SEED])).digest:
             changed[row.name] = True
     return list(changed)

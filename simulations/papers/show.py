@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .cells import SEED, Cell, cells_of, judge
-from .experiments import Experiment
-from .files import experiment_names, load_experiment
+from .experiments import Experiment, experiment_names, load_experiment
 from .reproduce import outdated, saved_results
 
 SMOKE = "smoke run: far too little data and training to mean anything"

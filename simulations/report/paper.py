@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flower_vfl.simulations.papers.cells import cells_of
-from flower_vfl.simulations.papers.files import experiment_names, load_experiment
+from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND, measured
 from flower_vfl.simulations.studies.study import Study
 

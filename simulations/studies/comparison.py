@@ -2,175 +2,170 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
+from flower_vfl.simulations.results import RUN
+
 from .methods import VANILLA
-from .run_metrics import completions_in, is_regression, utility_of, worst_leaks
+from .run_metrics import completions, largest_leaks, main_metric, utilities, whole_run
 from .study import Study
 from .tradeoff import DEFENSE
 
 _COLUMNS = 4  # attacks side by side, so that 80 characters are enough
 _NAME_WIDTH = 20
+_STATISTICS = {"mean": "mean", "sd": "std", "min": "min", "max": "max"}
 
 
-@dataclass
-class Row:
-    """What the runs of one method found, one value for each seed."""
+@dataclass(frozen=True)
+class Comparison:
+    """What a study found about each method.
 
-    method: str
-    utility: list[float] = field(default_factory=list)
-    leaks: dict[str, list[float]] = field(default_factory=dict)
-    steps: list[float] = field(default_factory=list)
+    `utility` has one row for each method, `leaks` one for each method and attack; both
+    have mean, sd, min and max over the seeds. `steps` are median seconds of a step.
+    """
 
+    metric: str
+    utility: pd.DataFrame
+    leaks: pd.DataFrame
+    steps: pd.Series[float]
 
-def rows_of(study: Study) -> list[Row]:
-    """Return one row for each method that has a finished run."""
-    rows: dict[str, Row] = {}
-    for trial in study.trials:
-        document = study.documents.get(trial["key"])
-        if document is None:
-            continue
-        method = trial["labels"][DEFENSE]
-        row = rows.setdefault(method, Row(method))
-        row.utility.append(utility_of(document)[1])
-        row.steps.append(document["seconds"]["step"])
-        for attack, leak in {**worst_leaks(document), **_completed(document)}.items():
-            row.leaks.setdefault(attack, []).append(leak)
-    return list(rows.values())
+    @property
+    def attacks(self) -> list[str]:
+        """The attacks of all methods."""
+        return list(self.leaks.index.unique("attack"))
 
+    @property
+    def methods(self) -> list[str]:
+        """The methods that have a finished run."""
+        return list(self.steps.index)
 
-def _completed(document: Mapping[str, Any]) -> dict[str, float]:
-    found = completions_in(document).items()
-    return {
-        name.removeprefix("completion_").removesuffix("_test"): success
-        for name, success in found
-        if name.endswith("_test")
-    }
+    def time_ratio(self, method: str) -> float | None:
+        """Return the time of a step relative to vanilla, or None if it is unknown."""
+        vanilla = self.steps.get(VANILLA, 0.0)
+        return float(self.steps[method] / vanilla) if vanilla > 0 else None
 
 
-def time_ratio(row: Row, rows: Sequence[Row]) -> float | None:
-    """Return how many times as long as vanilla a step takes, None if it is not known."""
-    for vanilla in rows:
-        if vanilla.method == VANILLA and statistics.median(vanilla.steps) > 0:
-            return statistics.median(row.steps) / statistics.median(vanilla.steps)
-    return None
+def comparison(study: Study) -> Comparison:
+    """Return what a study found about each method."""
+    records = study.records()
+    methods = study.labels()[DEFENSE]
+    done = completions(records).query("split == 'test'")
+    found = largest_leaks(records).rename(columns={"leak": "value"})
+    found = pd.concat([found, done])[[RUN, "attack", "value"]]
+    found = found.assign(method=found[RUN].map(methods))
+    steps = whole_run(records, "seconds_step")
+    # a run without an evaluation has a utility that is not a number
+    utility = utilities(records)["value"].reindex(steps.index)
+    return Comparison(
+        main_metric(records),
+        _summary(utility.groupby(steps.index.map(methods), sort=False)),
+        _summary(found.groupby(["method", "attack"], sort=False)["value"]),
+        steps.groupby(steps.index.map(methods), sort=False).median(),
+    )
+
+
+def _summary(groups: Any) -> pd.DataFrame:
+    found: pd.DataFrame = groups.agg(runs="size", **_STATISTICS)
+    return found.fillna({"sd": 0.0})  # of a single run
 
 
 def table_document(study: Study) -> dict[str, Any]:
     """Return the table for a program."""
-    rows = rows_of(study)
-    documents = list(study.documents.values())
+    found = comparison(study)
     return {
         "title": study.title,
-        "metric": utility_of(documents[0])[0] if documents else "",
+        "metric": found.metric,
         "rows": [
             {
-                "defense": row.method,
-                "runs": len(row.utility),
-                "utility": _summary(row.utility),
-                "leaks": {attack: _summary(v) for attack, v in row.leaks.items()},
-                "seconds_per_step": statistics.median(row.steps),
-                "time_ratio": time_ratio(row, rows),
+                "defense": method,
+                "runs": int(found.utility["runs"][method]),
+                "utility": _numbers(found.utility.loc[method]),
+                "leaks": {
+                    attack: _numbers(found.leaks.loc[method, attack])
+                    for attack in found.attacks
+                    if (method, attack) in found.leaks.index
+                },
+                "seconds_per_step": float(found.steps[method]),
+                "time_ratio": found.time_ratio(method),
             }
-            for row in rows
+            for method in found.methods
         ],
         "errors": list(study.errors.values()),
     }
 
 
-def _summary(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "mean": statistics.mean(values),
-        "sd": _spread(values),
-        "min": min(values),
-        "max": max(values),
-    }
-
-
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def attacks_in(rows: Sequence[Row]) -> list[str]:
-    """Return the attacks of all rows."""
-    return list(dict.fromkeys(attack for row in rows for attack in row.leaks))
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(row[name]) for name in _STATISTICS}
 
 
 def screen_tables(study: Study) -> Iterator[Table]:
-    """Yield the table for a terminal of 80 columns, in parts if there are many attacks."""
-    rows = rows_of(study)
-    attacks = attacks_in(rows)
-    for start in range(0, max(len(attacks), 1), _COLUMNS):
-        yield _part(study, rows, attacks[start : start + _COLUMNS], start == 0)
+    """Yield the table for a terminal of 80 columns, four attacks in each part."""
+    found = comparison(study)
+    for start in range(0, max(len(found.attacks), 1), _COLUMNS):
+        yield _part(found, found.attacks[start : start + _COLUMNS], start == 0)
 
 
-def _part(
-    study: Study, rows: Sequence[Row], attacks: Sequence[str], first: bool
-) -> Table:
+def _part(found: Comparison, attacks: list[str], first: bool) -> Table:
     table = Table(show_lines=True)
     table.add_column("defense", overflow="fold", max_width=_NAME_WIDTH)
     if first:
-        table.add_column(f"{_metric(study)}\nworst–best", justify="right")
+        table.add_column(f"{_metric(found)}\nworst–best", justify="right")
     for attack in attacks:
         table.add_column(attack, justify="right", overflow="fold")
     if first:
         table.add_column("time", justify="right")
-    for row in rows:
-        cells = [row.method]
+    for method in found.methods:
+        cells = [_leak(found, method, attack) for attack in attacks]
         if first:
-            ends = f"{min(row.utility):.3f}–{max(row.utility):.3f}"
-            cells.append(f"{statistics.mean(row.utility):.3f}\n{ends}")
-        cells += [_folded(row.leaks.get(attack)) for attack in attacks]
-        if first:
-            cells.append(_times(row, rows))
-        table.add_row(*cells)
+            row = found.utility.loc[method]
+            ends = f"{row['min']:.3f}–{row['max']:.3f}"
+            cells = [f"{row['mean']:.3f}\n{ends}", *cells, _time(found, method)]
+        table.add_row(method, *cells)
     return table
 
 
-def _metric(study: Study) -> str:
-    document = next(iter(study.documents.values()))
-    return utility_of(document)[0].replace("_", " ").replace("auc", "AUC")
+def _metric(found: Comparison) -> str:
+    return found.metric.replace("_", " ").replace("auc", "AUC")
 
 
-def _folded(values: Sequence[float] | None) -> str:
-    if not values:
+def _leak(found: Comparison, method: str, attack: str) -> str:
+    if (method, attack) not in found.leaks.index:
         return ""
-    spread = f"\n±{_spread(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{spread}"
+    row = found.leaks.loc[method, attack]
+    return f"{row['mean']:.3f}" + (f"\n±{row['sd']:.3f}" if row["runs"] > 1 else "")
 
 
-def _times(row: Row, rows: Sequence[Row]) -> str:
-    ratio = time_ratio(row, rows)
+def _time(found: Comparison, method: str) -> str:
+    ratio = found.time_ratio(method)
     return "" if ratio is None else f"{ratio:.2f}×"
 
 
 def markdown_table(study: Study) -> str:
     """Return the table in Markdown."""
-    rows = rows_of(study)
-    attacks = attacks_in(rows)
-    heads = ["defense", _metric(study), "worst", "best", *attacks, "time"]
+    found = comparison(study)
+    heads = ["defense", _metric(found), "worst", "best", *found.attacks, "time"]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    for row in rows:
-        utility = statistics.mean(row.utility), min(row.utility), max(row.utility)
-        method = row.method.replace("|", "\\|")
-        cells = [f"`{method}`", *(f"{value:.3f}" for value in utility)]
-        for attack in attacks:
-            cells.append(_folded(row.leaks.get(attack)).replace("\n±", " ± "))
-        lines.append("| " + " | ".join([*cells, _times(row, rows)]) + " |")
+    for method in found.methods:
+        escaped = method.replace("|", "\\|")
+        utility = found.utility.loc[method, ["mean", "min", "max"]]
+        cells = [f"`{escaped}`", *(f"{value:.3f}" for value in utility)]
+        leaks = [_leak(found, method, attack) for attack in found.attacks]
+        cells += [text.replace("\n±", " ± ") for text in leaks]
+        lines.append("| " + " | ".join([*cells, _time(found, method)]) + " |")
     return "\n".join(lines)
 
 
 def legend(study: Study) -> str:
     """Return what the figures of the table are."""
-    rows = rows_of(study)
-    runs = max(len(row.utility) for row in rows)
-    document = next(iter(study.documents.values()))
-    leak = "|ρ|, 0" if is_regression(document) else "leak AUC, 0.5"
+    records = study.records()
+    runs = int(comparison(study).utility["runs"].max())
+    regression = utilities(records)["regression"].any()
+    leak = "|ρ|, 0" if regression else "leak AUC, 0.5"
     at_once = max(d.get("workers", 1) for d in study.documents.values())
     parallel = f"; {at_once} runs at a time, which slows them" if at_once > 1 else ""
     seeds = f"mean over {runs} seeds" if runs > 1 else "1 seed"

@@ -10,8 +10,9 @@ learning.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from flower_vfl.errors import ConfigError, unknown_name
@@ -27,7 +28,10 @@ from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.defenses.registry import SHORT_NAMES
 
+from .study import Trial
+
 VANILLA = "none"
+Values = Mapping[str, Sequence[str]]  # of every name that is varied
 _FIELDS = {f.name: str(f.type) for f in fields(RunConfig) if f.metadata["panel"]}
 _FIELDS |= {option: _FIELDS[name] for name, option in OPTIONS.items()}
 _PRESET = "preset"
@@ -178,3 +182,50 @@ def _set_parameter(texts: dict[str, str], name: str, value: str) -> None:
             f"'{name}' {problem}; write <method>.{parameter} with one of "
             f"{', '.join(known)}"
         )
+
+
+def parse_values(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of every name that is varied."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, rest = (part.strip() for part in text.partition("="))
+        cut = rest.split(";") if ";" in rest else split_attacks(rest)
+        values = [value.strip() for value in cut if value.strip()]
+        if not (name and equals and values):
+            raise ConfigError(f"'{text}' is not name=value,value, as in seed=0,1,2")
+        _check_name(name)
+        if name in found:
+            raise ConfigError(f"'{name}' is set twice; give all its values at once")
+        found[name] = list(dict.fromkeys(values))
+    return found
+
+
+def _check_name(name: str) -> None:
+    where, dot, parameter = name.partition(".")
+    if not dot:
+        setting_name(name)
+        return
+    known = [*SPECS, *known_methods()]
+    if full_name(where) not in known and where.replace("-", "_") not in known:
+        raise unknown_name("method", where, known)
+    if not parameter.isidentifier():
+        raise ConfigError(f"'{name}' does not name a parameter, as in marvell.s")
+
+
+def sweep_trials(
+    config: RunConfig, methods: Sequence[Method], values: Values, engine: str
+) -> list[Trial]:
+    """Return a run for every method and every combination of values that concern it."""
+    trials, used = [], set()
+    for method in methods:
+        names = [name for name in values if method.takes(config, name)]
+        used.update(names)
+        for chosen in product(*(values[name] for name in names)):
+            more = dict(zip(names, chosen, strict=True))
+            labels = {"defense": method.text, **more}
+            trials.append(Trial(labels, method.over(config, more), engine))
+    for name in values:
+        if name not in used:
+            written = ", ".join(method.text for method in methods)
+            raise ConfigError(f"'{name}' concerns none of the methods: {written}")
+    return trials

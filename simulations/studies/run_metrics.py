@@ -1,120 +1,168 @@
-"""What tables say about a run: its utility, its leakage and its cost as numbers."""
+"""Utility, leakage and model completion of runs, as queries of their records.
+
+Every function takes what :func:`flower_vfl.simulations.results.tables` returns.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
+from math import nan
 from typing import Any
 
+import pandas as pd
+
+from flower_vfl.leakage.monitor import FLIPPED, LEAK
 from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics, tables
+from flower_vfl.specs import parse_spec
 from flower_vfl.transform import AUC_BOUND
 
 _SPLITS = ("test", "valid", "train")
-Document = Mapping[str, Any]
+# What a metric says: whether a batch was flipped, and whether its rows were random.
+_LEAKS = {
+    LEAK: ("raw", False),
+    FLIPPED: ("flipped", False),
+    f"{LEAK}_random": ("raw", True),
+    f"{FLIPPED}_random": ("flipped", True),
+}
 
 
-def utility_of(document: Document) -> tuple[str, float]:
-    """Return the name and the value of the metric that a run is judged by."""
-    final = document["final"]
-    for split in _SPLITS:
-        for metric in MAIN_METRIC.values():
-            if f"{split}_{metric}" in final:
-                return f"{split}_{metric}", final[f"{split}_{metric}"]
-    return "", float("nan")
-
-
-def leaks_of(document: Document) -> dict[str, dict[str, float]]:
-    """Return the leak of every attack and party, 0.5 (ρ: 0) where nothing leaks.
-
-    Of classes it is the leak AUC a, meant over the batches, or 1 − a if that is larger:
-    an attack that is reliably wrong is right when reversed. Of a regression it is the
-    mean of |ρ|.
-    """
-    found: dict[str, dict[str, float]] = {}
-    values = is_regression(document)
-    for party, attacks in document["leakage"].items():
-        for attack, figures in attacks.items():
-            if "mean" not in figures:  # every batch was of one class
-                continue
-            if values:
-                leak = figures["flipped_mean"]
-            else:
-                leak = max(figures["mean"], 1.0 - figures["mean"])
-            found.setdefault(attack, {})[party] = leak
-    return found
-
-
-def is_regression(document: Document) -> bool:
-    """Return whether the labels of a run are values, not classes."""
-    return utility_of(document)[0].endswith(MAIN_METRIC["regression"])
-
-
-def worst_leaks(document: Document) -> dict[str, float]:
-    """Return the leak of every attack to the single party that it tells most.
-
-    Attacks on inner layers of a bottom model are left out.
-    """
-    worst = {}
-    for attack, parties in leaks_of(document).items():
-        single = [v for name, v in parties.items() if not {"/", "+"} & set(name)]
-        if single and "@" not in attack:
-            worst[attack] = max(single)
-    return worst
-
-
-def completions_in(document: Document) -> dict[str, float]:
-    """Return the success of model completion, of the party that succeeds best."""
-    entries = document.get("completion", [])
-    texts = list(dict.fromkeys(entry["attack"] for entry in entries))
-    names = [text.partition(":")[0] for text in texts]
-    found = {}
-    for text, name in zip(texts, names, strict=True):
-        shown = name if names.count(name) == 1 else text
-        for split in ("train", "test"):
-            parties: dict[str, list[float]] = {}
-            for entry in entries:
-                if entry["attack"] == text and entry[split] is not None:
-                    parties.setdefault(entry["party"], []).append(entry[split])
-            if parties:
-                best = max(map(statistics.mean, parties.values()))
-                found[f"completion_{shown}_{split}"] = best
-    return found
-
-
-def bound_of(document: Document) -> float | None:
-    """Return what the leak AUC of no attack exceeds, if the defense promises it."""
-    bounds = [
-        statistics.mean(series["values"])
-        for name, series in document["series"].items()
-        if name.startswith(f"{AUC_BOUND}/") and series["values"]
+def utilities(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the main metric of each run: name (``test_auc``), value, regression."""
+    found = final_metrics(records)
+    metrics = list(MAIN_METRIC.values())
+    found = found[found["metric"].isin(metrics)]
+    order = found["split"].map(_SPLITS.index) * len(metrics)
+    found = found.assign(order=order + found["metric"].map(metrics.index))
+    found = found.sort_values("order", kind="stable").drop_duplicates(RUN)
+    regression = found["metric"] == MAIN_METRIC["regression"]
+    return found.assign(regression=regression).set_index(RUN)[
+        ["name", "value", "regression"]
     ]
-    return max(bounds, default=None)
 
 
-def measures_of(document: Document) -> dict[str, Any]:
-    """Return the columns of a run in the table of a study."""
-    row: dict[str, Any] = {"utility": utility_of(document)[1], **document["final"]}
-    row |= {f"leak_{attack}": value for attack, value in worst_leaks(document).items()}
-    row |= _flipped(document)
-    for attack, parties in leaks_of(document).items():
-        row |= {f"leak_{attack}/{party}": value for party, value in parties.items()}
-    bound = bound_of(document)
-    row |= {} if bound is None else {"auc_bound": bound}
-    row |= completions_in(document)
-    row["seconds"] = document["seconds"]["total"]
-    row["seconds_per_step"] = document["seconds"]["step"]
-    row["workers"] = document.get("workers", 1)
-    versions = document["versions"].items()
-    return row | {f"version_{name}": version for name, version in versions}
+def main_metric(records: pd.DataFrame) -> str:
+    """Return the name of the metric that runs are judged by, or an empty text."""
+    names = utilities(records)["name"]
+    return "" if names.empty else str(names.iloc[0])
 
 
-def _flipped(document: Document) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for party, attacks in document["leakage"].items():
-        if {"/", "+"} & set(party):
-            continue
-        for attack, figures in attacks.items():
-            if "@" not in attack and "flipped_mean" in figures:
-                name = f"flipped_leak_{attack}"
-                worst[name] = max(worst.get(name, 0.0), figures["flipped_mean"])
-    return worst
+def leaks(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the leak of every attack on every party, 0.5 (ρ: 0) where nothing leaks.
+
+    For classes it is the mean leak AUC a over the batches, or 1 − a if that is larger:
+    an attack that is reliably wrong is right when reversed. For a regression it is the
+    mean of |ρ|. `flipped` is the mean of batches that were flipped one by one, `random`
+    marks random gradients, and `coalition` parties that share their gradients.
+    """
+    found = records[records["metric"].isin(_LEAKS)]
+    kinds = found["metric"].map(_LEAKS)
+    found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
+    by = [RUN, "attack", "layer", "party", "random"]
+    means = found.groupby([*by, "kind"], sort=False)["value"].mean()
+    wide = means.unstack("kind", sort=False).reindex(columns=["raw", "flipped"])
+    wide = wide.dropna(subset="raw").reset_index()
+    regression = wide[RUN].map(utilities(records)["regression"]).eq(True)
+    leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
+    coalition = wide["party"].str.contains("+", regex=False)
+    return wide.assign(leak=leak, coalition=coalition)
+
+
+def single_leaks(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the leaks of single parties at the cut layer."""
+    return leaks(records).query("layer == '' and not random and not coalition")
+
+
+def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
+    """Return what each attack finds at the party where it finds most, by run."""
+    found = single_leaks(records).groupby([RUN, "attack"], sort=False)
+    return found[["leak", "flipped"]].max().reset_index()
+
+
+def completions(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the success of model completion of the best party, by run and split.
+
+    Its column `attack` has no parameters, unless a run has two attacks of one name.
+    """
+    found = records[records["metric"] == COMPLETION]
+    names = found["attack"].map(lambda text: parse_spec(text)[0])
+    texts = found.groupby([found[RUN], names])["attack"].transform("nunique")
+    found = found.assign(attack=names.where(texts == 1, found["attack"]))
+    means = found.groupby([RUN, "attack", "split", "party"], sort=False)["value"].mean()
+    return means.groupby([RUN, "attack", "split"], sort=False).max().reset_index()
+
+
+def bounds(records: pd.DataFrame) -> pd.Series[float]:
+    """Return the AUC that no attack exceeds, for runs whose defense guarantees one."""
+    found = records[records["metric"] == AUC_BOUND]
+    means = found.groupby([RUN, "party"])["value"].mean()
+    return means.groupby(RUN).max()
+
+
+def whole_run(records: pd.DataFrame, metric: str) -> pd.Series[float]:
+    """Return a number that each run has once, e.g. ``seconds_step``."""
+    found = records.query("metric == @metric and epoch == 0")
+    return found.set_index(RUN)["value"]
+
+
+def run_columns(records: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each run: the columns of a study's table."""
+    found, worst, done = leaks(records), largest_leaks(records), completions(records)
+    layer = ("@" + found["layer"]).where(found["layer"] != "", "")
+    random = pd.Series("/random", found.index).where(found["random"], "")
+    names = "leak_" + found["attack"] + layer + "/" + found["party"] + random
+    parts = [
+        utilities(records).reset_index().assign(name="utility"),
+        final_metrics(records),
+        worst.assign(name="leak_" + worst["attack"], value=worst["leak"]),
+        worst.assign(name="flipped_leak_" + worst["attack"], value=worst["flipped"]),
+        found.assign(name=names, value=found["leak"]),
+        bounds(records).reset_index().assign(name="auc_bound"),
+        done.assign(name="completion_" + done["attack"] + "_" + done["split"]),
+        whole_run(records, "seconds_total").reset_index().assign(name="seconds"),
+        whole_run(records, "seconds_step")
+        .reset_index()
+        .assign(name="seconds_per_step"),
+    ]
+    whole = pd.concat([part[[RUN, "name", "value"]] for part in parts])
+    wide = whole.pivot(index=RUN, columns="name", values="value")
+    return wide[list(whole["name"].unique())].rename_axis(columns=None)
+
+
+# What the report reads until it reads the records.
+
+
+def _records(document: Any) -> pd.DataFrame:
+    return tables({"": document})
+
+
+def utility_of(document: Any) -> tuple[str, float]:  # noqa: D103
+    found = utilities(_records(document))
+    return (found["name"].iloc[0], found["value"].iloc[0]) if len(found) else ("", nan)
+
+
+def is_regression(document: Any) -> bool:  # noqa: D103
+    return bool(utilities(_records(document))["regression"].any())
+
+
+def leaks_of(document: Any) -> dict[str, dict[str, float]]:  # noqa: D103
+    found: dict[str, dict[str, float]] = {}
+    for row in leaks(_records(document)).to_dict("records"):
+        attack = row["attack"] + (f"@{row['layer']}" if row["layer"] else "")
+        party = row["party"] + ("/random" if row["random"] else "")
+        found.setdefault(attack, {})[party] = row["leak"]
+    return found
+
+
+def worst_leaks(document: Any) -> dict[str, float]:  # noqa: D103
+    found = largest_leaks(_records(document))
+    return dict(zip(found["attack"], found["leak"], strict=True))
+
+
+def completions_in(document: Any) -> dict[str, float]:  # noqa: D103
+    found = completions(_records(document))
+    names = "completion_" + found["attack"] + "_" + found["split"]
+    return dict(zip(names, found["value"], strict=True))
+
+
+def bound_of(document: Any) -> float | None:  # noqa: D103
+    return next(iter(bounds(_records(document))), None)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import pandas as pd
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import load_dataset, party_columns
+from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.runtime.memory import can_watch_memory
 from flower_vfl.specs import build_from_spec
 
-from .run_metrics import leaks_of, utility_of
+from .run_metrics import leaks, main_metric, utilities, whole_run
 from .study import Study, Trial
 
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
@@ -119,55 +120,43 @@ def columns_of(config: RunConfig, parties: int) -> tuple[int, int]:
 
 def found_sizes(study: Study) -> list[Size]:
     """Return what a study found, by the number of parties."""
-    runs: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
-    for trial in study.trials:
-        labels, document = trial["labels"], study.documents.get(trial["key"])
-        if document is not None:
-            parts = runs.setdefault(int(labels[PARTIES]), {})
-            parts.setdefault(labels[PART], []).append(document)
-    return [
-        _size(parties, parts[LEAKAGE], parts[COST])
-        for parties, parts in sorted(runs.items())
-        if parts.keys() >= {LEAKAGE, COST}
-    ]
+    records, labels = study.records(), study.labels().loc[study.finished]
+    runs = labels.groupby([labels[PARTIES].astype(int), PART]).groups
+    sizes = []
+    for parties in dict.fromkeys(number for number, _ in runs):
+        if {(parties, LEAKAGE), (parties, COST)} <= runs.keys():
+            keys = [runs[parties, part] for part in (LEAKAGE, COST)]
+            config = RunConfig(**study.documents[keys[0][0]]["config"])
+            leaking, bare = (records[records[RUN].isin(key)] for key in keys)
+            sizes.append(_size(config, leaking, bare))
+    return sizes
 
 
-def _size(
-    parties: int, leaking: list[Mapping[str, Any]], bare: list[Mapping[str, Any]]
-) -> Size:
-    known = [_leaks(document) for document in leaking]
-    memory = [d["memory"]["peak"] for d in bare if "memory" in d]
+def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
+    memory = whole_run(bare, "memory_peak")
     return Size(
-        parties=parties,
-        columns=columns_of(RunConfig(**leaking[0]["config"]), parties),
-        metric=utility_of(leaking[0])[0],
-        utility=statistics.fmean(utility_of(document)[1] for document in leaking),
-        leaks={
-            attack: _means([leaks[attack] for leaks in known]) for attack in known[0]
-        },
-        seconds=statistics.fmean(d["seconds"]["step"] for d in bare),
-        traffic=statistics.fmean(d["bytes"]["step"] for d in bare),
-        memory=statistics.fmean(memory) if memory else None,
+        parties=config.parties,
+        columns=columns_of(config, config.parties),
+        metric=main_metric(leaking),
+        utility=float(utilities(leaking)["value"].mean()),
+        leaks=_leaks(leaking),
+        seconds=float(whole_run(bare, "seconds_step").mean()),
+        traffic=float(whole_run(bare, "bytes_step").mean()),
+        memory=None if memory.empty else float(memory.mean()),
     )
 
 
-def _means(triples: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    mean, worst, together = map(statistics.fmean, zip(*triples, strict=True))
-    return mean, worst, together
-
-
-def _leaks(document: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Return mean, worst and coalition of each attack of one run."""
-    found = {}
-    for attack, parties in leaks_of(document).items():
-        if "@" in attack:
-            continue
-        single = [v for name, v in parties.items() if not {"/", "+"} & set(name)]
-        joint = [v for name, v in parties.items() if "+" in name and "/" not in name]
-        worst = max(single)
-        # without a coalition the best that anybody can do is what one party does
-        found[attack] = statistics.fmean(single), worst, max(joint, default=worst)
-    return found
+def _leaks(records: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    """Return mean, worst and coalition of each attack, mean over the runs."""
+    found = leaks(records).query("layer == '' and not random")
+    by = [RUN, "attack"]
+    single = found[~found["coalition"]].groupby(by, sort=False)["leak"]
+    joint = found[found["coalition"]].groupby(by)["leak"].max()
+    # without a coalition the best that anybody can do is what one party does
+    both = single.agg(["mean", "max"]).assign(together=joint)
+    both = both.assign(together=both["together"].fillna(both["max"]))
+    means = both.groupby("attack", sort=False).mean()
+    return {str(row[0]): (row[1], row[2], row[3]) for row in means.itertuples()}
 
 
 def growth(sizes: Sequence[Size]) -> dict[str, float]:

@@ -30,11 +30,20 @@ from rich.progress import (
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.results import FORMAT, RESULT_FILE, save_result
+from flower_vfl.simulations.results import (
+    FORMAT,
+    RESULT_FILE,
+    RUN,
+    check_format,
+    read_json,
+    save_result,
+    tables,
+    write_whole,
+)
 from flower_vfl.simulations.runtime.engines import ENGINES
 
-from .run_metrics import measures_of
-from .trials import Files, Outcome, outcomes
+from .run_metrics import run_columns
+from .trials import Outcome, outcomes
 
 STUDY_FILE, RUNS_FOLDER = "study.json", "runs"
 TABLES = {"csv": "results.csv", "parquet": "results.parquet"}
@@ -64,8 +73,8 @@ class Trial:
     engine: str = "in-process"
 
     @property
-    def key(self) -> str:
-        """Name of the run's folder: readable, and another one for other settings."""
+    def digest(self) -> str:
+        """A short digest of the engine and of the settings that decide the result."""
         # Only what is not the default, so that a new setting leaves old keys alone.
         decisive = {
             f.name: getattr(self.config, f.name)
@@ -73,9 +82,14 @@ class Trial:
             if f.name not in _ELSEWHERE and getattr(self.config, f.name) != f.default
         }
         text = json.dumps([self.engine, decisive], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def key(self) -> str:
+        """Name of the run's folder: its labels and its digest."""
         words = "-".join(f"{name}-{value}" for name, value in self.labels.items())
         slug = re.sub(r"[^\w.]+", "-", words).strip("-.")[:60].strip("-.")
-        return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{slug}-{self.digest}"
 
     def made(self, document: Mapping[str, Any]) -> bool:
         """Return whether a result is that of this trial."""
@@ -101,21 +115,18 @@ class Study:
     @classmethod
     def load(cls, folder: Path) -> Study:
         """Read a study, with what is finished of it."""
-        known = _read_json(folder / STUDY_FILE)
+        known = read_json(folder / STUDY_FILE)
         if known is None:
             raise ConfigError(
                 f"'{folder}' has no {STUDY_FILE}; give the --out folder of a study"
             )
-        if known.get("format") != FORMAT:
-            raise ConfigError(
-                f"'{folder / STUDY_FILE}' is of format {known.get('format')}, this "
-                f"version reads {FORMAT}; use the version that wrote it"
-            )
+        check_format(known, folder / STUDY_FILE)
         study = cls(folder, known["kind"], known["title"], known["extra"])
         study.trials, study.errors = known["trials"], known.get("errors", {})
         for trial in study.trials:
-            document = _read_json(study.run_folder(trial["key"]) / RESULT_FILE)
+            document = read_json(study.run_folder(trial["key"]) / RESULT_FILE)
             if document is not None:
+                check_format(document, study.run_folder(trial["key"]) / RESULT_FILE)
                 study.documents[trial["key"]] = document
         return study
 
@@ -139,28 +150,44 @@ class Study:
             "errors": self.errors,
             "extra": self.extra,
         }
-        _write_whole(self.folder / STUDY_FILE, json.dumps(known, indent=2).encode())
+        write_whole(self.folder / STUDY_FILE, json.dumps(known, indent=2).encode())
+
+    def records(self) -> pd.DataFrame:
+        """Return what all finished runs measured, as one table of records."""
+        return tables({key: self.documents[key] for key in self.finished})
+
+    @property
+    def finished(self) -> list[str]:
+        """Keys of the trials that have a result, in the order of the trials."""
+        return [t["key"] for t in self.trials if t["key"] in self.documents]
+
+    def labels(self) -> pd.DataFrame:
+        """Return the labels of all trials as texts, one row for each key."""
+        keys = pd.Index([trial["key"] for trial in self.trials], name=RUN)
+        return pd.DataFrame([t["labels"] for t in self.trials], keys, dtype=str)
 
     def frame(self) -> pd.DataFrame:
         """Return one row for each finished trial.
 
-        Columns are the key, the labels, the settings that differ beyond them, and what
-        :func:`flower_vfl.simulations.studies.run_metrics.measures_of` gives.
+        Columns are the key, the labels, the settings that differ beyond them, and those
+        of :func:`flower_vfl.simulations.studies.run_metrics.run_columns`.
         """
-        finished = [t for t in self.trials if t["key"] in self.documents]
-        configs = [self.documents[t["key"]]["config"] for t in finished]
-        differing = _differing(configs, {*_ELSEWHERE, *self.varied})
-        rows = []
-        for trial, config in zip(finished, configs, strict=True):
-            settings = {name: config.get(name) for name in differing}
-            document = self.documents[trial["key"]]
-            start = {"key": trial["key"], **trial["labels"], **settings}
-            rows.append(start | {"engine": document["engine"]} | measures_of(document))
-        frame = pd.DataFrame(rows)
-        for name in self.varied:
-            if name in frame:
-                frame[name] = _numbers(frame[name])
-        return frame
+        if not (keys := self.finished):
+            return pd.DataFrame()
+        documents = [self.documents[key] for key in keys]
+        labels = self.labels().loc[keys].apply(_numbers)
+        settings = pd.DataFrame([d["config"] for d in documents], keys, dtype=object)
+        settings = settings.drop(columns={*_ELSEWHERE, *self.varied}, errors="ignore")
+        differing = settings.columns[settings.astype(str).nunique() > 1]
+        facts = [{"workers": d.get("workers", 1), **_versions(d)} for d in documents]
+        parts = [
+            labels,
+            settings[differing].infer_objects(),
+            pd.DataFrame({"engine": [d["engine"] for d in documents]}, keys),
+            run_columns(self.records()).loc[keys],
+            pd.DataFrame(facts, keys),
+        ]
+        return pd.concat(parts, axis=1).rename_axis("key").reset_index()
 
     def write_table(self, format: str = "csv") -> Path:
         """Write the frame beside ``study.json`` and return its path."""
@@ -168,10 +195,11 @@ class Study:
             raise unknown_name("format", format, TABLES)
         path = self.folder / TABLES[format]
         part = path.with_name(f".{path.name}.{os.getpid()}")
+        frame = self.frame()
         if format == "csv":
-            self.frame().to_csv(part, index=False)
+            frame.to_csv(part, index=False)
         else:
-            self.frame().to_parquet(part, index=False)
+            frame.to_parquet(part, index=False)
         part.replace(path)
         return path
 
@@ -235,7 +263,7 @@ def _begin(
     extra: dict[str, Any],
 ) -> Study:
     """Write down what is to be run, and find what is finished already."""
-    before = _read_json(folder / STUDY_FILE)
+    before = read_json(folder / STUDY_FILE)
     if before is not None and before.get("kind") != kind:
         raise ConfigError(
             f"'{folder}' holds a study of another kind, {before.get('kind')}; choose "
@@ -243,9 +271,12 @@ def _begin(
         )
     folder.mkdir(parents=True, exist_ok=True)
     study = Study(folder, kind, title, extra)
-    study.trials = [{"key": k, "labels": dict(t.labels)} for k, t in trials.items()]
+    study.trials = [
+        {"key": key, "digest": trial.digest, "labels": dict(trial.labels)}
+        for key, trial in trials.items()
+    ]
     for key, trial in trials.items():
-        document = _read_json(study.run_folder(key) / RESULT_FILE)
+        document = read_json(study.run_folder(key) / RESULT_FILE)
         if document is not None and trial.made(document):
             study.documents[key] = document
     study.save()
@@ -260,7 +291,8 @@ def _keep(study: Study, key: str, outcome: Outcome, workers: int) -> None:
     document, files = outcome
     document["workers"] = workers
     document["config"] |= {"out": "", "state_dir": ""}  # the folder may be moved
-    _write_files(study.run_folder(key), files)
+    for name, content in files.items():
+        write_whole(study.run_folder(key) / name, content)
     save_result(document, study.run_folder(key))
     study.documents[key] = document
 
@@ -273,35 +305,8 @@ def _described(error: Exception) -> dict[str, Any]:
     return {"error": f"{name}{error}"}
 
 
-def _write_files(folder: Path, files: Files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, content)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    part.replace(path)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return what a file holds; None if it is not there or not whole."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _differing(configs: Sequence[Mapping[str, Any]], but: set[str]) -> list[str]:
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [
-        name
-        for name in names
-        if name not in but and len({str(c.get(name)) for c in configs}) > 1
-    ]
+def _versions(document: Mapping[str, Any]) -> dict[str, str]:
+    return {f"version_{name}": text for name, text in document["versions"].items()}
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

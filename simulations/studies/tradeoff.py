@@ -16,13 +16,16 @@ it, so compare defenses for which equally many were tried.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .run_metrics import Document, is_regression, utility_of, worst_leaks
+import numpy as np
+import pandas as pd
+
+from flower_vfl.simulations.results import RUN
+
+from .run_metrics import largest_leaks, main_metric, utilities
 from .study import Study
 
 SEED, DEFENSE = "seed", "defense"
@@ -32,9 +35,9 @@ SEED, DEFENSE = "seed", "defense"
 class Point:
     """What one setting gives, over all seeds."""
 
-    labels: Mapping[str, str]
+    labels: dict[str, str]
     utility: float
-    leaks: Mapping[str, float]
+    leaks: dict[str, float]
     x: float
     y: float
     seeds: int
@@ -81,35 +84,28 @@ def area(points: Sequence[tuple[float, float]]) -> float:
 
 def points_of(study: Study) -> dict[str, list[Point]]:
     """Return the points of every defense of a study."""
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Document]] = {}
-    for trial in study.trials:
-        document = study.documents.get(trial["key"])
-        if document is None or not _shown(document):
-            continue
-        labels = {n: v for n, v in trial["labels"].items() if n != SEED}
-        defense = labels.pop(DEFENSE, "none")
-        groups.setdefault((defense, tuple(labels.items())), []).append(document)
+    records = study.records()
+    found, leaks = utilities(records), largest_leaks(records)
+    found = found[np.isfinite(found["value"]) & found.index.isin(leaks[RUN])]
+    labels = study.labels().drop(columns=SEED, errors="ignore")
+    labels = labels[labels.index.isin(found.index)]
+    labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
     curves: dict[str, list[Point]] = {}
-    for (defense, setting), documents in groups.items():
-        curves.setdefault(defense, []).append(_point(dict(setting), documents))
+    for _, runs in labels.groupby(list(labels), sort=False, dropna=False):
+        setting = runs.iloc[0].dropna().to_dict()
+        own = leaks[leaks[RUN].isin(runs.index)]
+        means = own.groupby("attack", sort=False)["leak"].mean().to_dict()
+        point = _point(setting, found.loc[runs.index], means)
+        curves.setdefault(point.labels.pop(DEFENSE), []).append(point)
     return curves
 
 
-def _shown(document: Document) -> bool:
-    return math.isfinite(utility_of(document)[1]) and bool(worst_leaks(document))
-
-
-def _point(labels: Mapping[str, str], documents: Sequence[Document]) -> Point:
-    metric = utility_of(documents[0])[0]
-    utility = statistics.mean(utility_of(document)[1] for document in documents)
-    found: dict[str, list[float]] = {}
-    for document in documents:
-        for attack, leak in worst_leaks(document).items():
-            found.setdefault(attack, []).append(leak)
-    leaks = {attack: statistics.mean(values) for attack, values in found.items()}
-    x = privacy(leaks, is_regression(documents[0]))
-    y = usefulness(metric, utility)
-    return Point(labels, utility, leaks, x, y, len(documents))
+def _point(
+    labels: dict[str, str], found: pd.DataFrame, leaks: dict[str, float]
+) -> Point:
+    first, utility = found.iloc[0], float(found["value"].mean())
+    x, y = privacy(leaks, first["regression"]), usefulness(first["name"], utility)
+    return Point(labels, utility, leaks, x, y, len(found))
 
 
 def tradeoff(study: Study) -> dict[str, Any]:
@@ -123,6 +119,4 @@ def tradeoff(study: Study) -> dict[str, Any]:
             "points": [asdict(point) for point in points],
         }
     ranked = sorted(curves.items(), key=lambda item: -item[1]["area"])
-    documents = list(study.documents.values())
-    metric = utility_of(documents[0])[0] if documents else ""
-    return {"metric": metric, "curves": dict(ranked)}
+    return {"metric": main_metric(study.records()), "curves": dict(ranked)}

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from cli_cases import call
@@ -16,7 +15,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
 from flower_vfl.simulations.papers.cells import Verdict, cells_of, judge
-from flower_vfl.simulations.papers.files import read_experiment
+from flower_vfl.simulations.papers.experiments import read_experiment
 from flower_vfl.simulations.papers.reproduce import (
     measured,
     outdated,
@@ -26,6 +25,7 @@ from flower_vfl.simulations.papers.reproduce import (
     trials_of,
 )
 from flower_vfl.simulations.papers.show import as_markdown, differences_of
+from flower_vfl.simulations.results import table
 
 TOML = """
 paper = "Paper"
@@ -185,13 +185,11 @@ def test_values_of_a_table_are_those_of_its_runs(paper: Path, tmp_path: Path) ->
         [final["noise", s]["test_loss"] / final["none", s]["test_loss"] for s in seeds]
     )
     flipped = [
-        np.mean(
-            [
-                np.mean(values["values"])
-                for name, values in documents["noise", s]["series"].items()
-                if name.startswith("leak_flipped_norm/")
-            ]
-        )
+        table(documents["noise", s])
+        .query("metric == 'leak_flipped' and attack == 'norm'")
+        .groupby("party")["value"]
+        .mean()
+        .mean()
         for s in seeds
     ]
     assert quotient.values == pytest.approx(
@@ -268,7 +266,7 @@ def test_the_command_runs_a_table_and_writes_the_page(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flower_vfl.simulations.papers import files as experiment_files
+    from flower_vfl.simulations.papers import experiments as experiment_files
 
     monkeypatch.setattr(experiment_files, "PAPERS", tmp_path)
     monkeypatch.setattr(experiment_files, "_order", lambda name: (name,))

@@ -22,10 +22,14 @@ from flower_vfl.simulations.cli.compare import methods_of
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import BUILDERS, OBJECTIVES
 from flower_vfl.simulations.presets import PRESETS
+from flower_vfl.simulations.results import table
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies import trials as trials_module
-from flower_vfl.simulations.studies.grid import parse_values, sweep_trials
-from flower_vfl.simulations.studies.methods import parse_method
+from flower_vfl.simulations.studies.methods import (
+    parse_method,
+    parse_values,
+    sweep_trials,
+)
 from flower_vfl.simulations.studies.study import Study, Trial, run_study
 from flower_vfl.simulations.studies.tradeoff import (
     area,
@@ -354,7 +358,7 @@ def test_own_methods_are_known_to_the_processes_of_a_run(
     assert not study.errors
     assert set(study.frame()) >= {"leak_first-column", "test_auc"}
     document = run_and_attack(config, "ray")
-    assert "first-column" in document["leakage"]["passive-1"]
+    assert "first-column" in set(table(document)["attack"])
 
 
 @pytest.mark.parametrize(
@@ -364,7 +368,7 @@ def test_own_methods_are_known_to_the_processes_of_a_run(
         ("1 +", "SyntaxError"),
         ("import nothing_like_this", "ModuleNotFoundError"),
         ("x = 1", "has none of DEFENSES, SCORE_ATTACKS, OBJECTIVES, PRESETS"),
-        ("DEFENSES = {'iso': object}", "adds 'iso' to DEFENSES, which has one"),
+        ("DEFENSES = {'iso': object}", "adds 'iso' to DEFENSES, which already has it"),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_is_named(

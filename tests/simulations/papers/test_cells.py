@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
+from study_cases import columns_of
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.capture import CAPTURE_FILE
@@ -25,7 +26,7 @@ from flower_vfl.simulations.papers.cell_metrics import (
 from flower_vfl.simulations.papers.cells import Cell, compare
 from flower_vfl.simulations.papers.experiments import Column
 from flower_vfl.simulations.parties import load_rows
-from flower_vfl.simulations.results import PARTIES_FOLDER
+from flower_vfl.simulations.results import PARTIES_FOLDER, table
 from flower_vfl.simulations.runtime.engines import run_and_attack
 
 
@@ -63,46 +64,51 @@ def test_a_difference_is_one_beyond_chance(
 
 
 def test_values_are_compared_in_three_ways() -> None:
-    assert compare(3.0, 2.0, "ratio") == 1.5
-    assert compare(3.0, 2.0, "difference") == 1.0
-    assert compare(1.9, 2.0, "percent") == pytest.approx(-5.0)
-    assert math.isnan(compare(1.0, 0.0, "ratio"))
+    own, other = pd.Series({0: 3.0, 1: 1.9, 3: 1.0}), pd.Series({1: 2.0, 0: 2.0})
+    assert compare(own, other, "ratio").to_dict() == {0: 1.5, 1: 0.95}
+    assert compare(own, other, "difference")[0] == 1.0
+    assert compare(own, other, "percent")[1] == pytest.approx(-5.0)
+    assert compare(own, 0.0 * other, "ratio").isna().all()
 
 
-DOCUMENT = {
-    "epochs": [{"steps": 2}, {"steps": 2}],
-    "series": {
-        "leak_norm/a": {"steps": [1, 2, 3, 4], "values": [0.1, 0.2, 0.3, 0.4]},
-        "leak_norm/b": {"steps": [1, 2, 3, 4], "values": [0.5, 0.6, 0.7, 0.8]},
-        "leak_norm/a+b": {"steps": [1], "values": [0.9]},
-        "leak_norm/a/random": {"steps": [1], "values": [0.5]},
-        "leak_norm@deep.0/a": {"steps": [4], "values": [0.66]},
-    },
-    "completion": [
-        {"attack": "passive:labels=4", "train": 0.2, "labels_only_train": 0.1},
-        {"attack": "passive:labels=4", "train": 0.4, "labels_only_train": 0.1},
-        {"attack": "active", "train": 0.9, "labels_only_train": None},
-    ],
-}
+def run_of() -> Found:
+    """A run of two epochs with two steps each."""
+    values = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.5, 0.6, 0.7, 0.8], "a+b": [0.9]}
+    rows = [
+        {"party": party, "step": 1 + place, "epoch": 1 + place // 2, "value": value}
+        for party, found in values.items()
+        for place, value in enumerate(found)
+    ]
+    rows.append({"party": "a", "layer": "deep.0", "step": 4, "epoch": 2, "value": 0.66})
+    rows = [{"metric": "leak", "attack": "norm", **row} for row in rows]
+    rows.append({**rows[0], "metric": "leak_random", "value": 0.5})
+    entry = {"party": "a", "test": None, "labels_only_test": None}
+    entries = [
+        {"attack": "passive:labels=4", "train": 0.2, "labels_only_train": 0.1, **entry},
+        {"attack": "passive:labels=4", "train": 0.4, "labels_only_train": 0.1, **entry},
+        {"attack": "active", "train": 0.9, "labels_only_train": None, **entry},
+    ]
+    return Found(table({"records": columns_of(rows), "completion": entries}))
 
 
 def test_series_are_read_by_epoch_and_party() -> None:
-    run = Found(DOCUMENT)
+    run = run_of()
     assert leak(run, "norm", flipped=False) == pytest.approx(0.45)
     assert leak(run, "norm", flipped=False, parties="max") == pytest.approx(0.65)
     last = leak(run, "norm", flipped=False, epochs="last", parties="a")
     assert last == pytest.approx(0.35)
-    assert series(run, "leak_norm", epochs="first", statistic="max") == 0.4
-    assert series(run, "leak_norm", parties="a+b") == 0.9
+    assert series(run, "leak", "norm", epochs="first", statistic="max") == 0.4
+    assert series(run, "leak", "norm", parties="a+b") == 0.9
     layer = leak(run, "norm", flipped=False, layers=["features.0", "deep.0"])
     assert layer == 0.66
-    q95 = series(run, "leak_norm", statistic="q95", parties="b")
+    q95 = series(run, "leak", "norm", statistic="q95", parties="b")
     assert q95 == pytest.approx(np.quantile([0.5, 0.6, 0.7, 0.8], 0.95))
     for wrong in (
         lambda: leak(run, "cosine"),
         lambda: leak(run, "norm", flipped=False, layers=["first"]),
-        lambda: series(run, "leak_norm", parties="c"),
-        lambda: series(run, "leak_norm@deep.0", epochs="first"),
+        lambda: series(run, "leak", "norm", parties="c"),
+        lambda: series(run, "leak", "norm", "deep.0", epochs="first"),
+        lambda: series(run, "leak", "norm", statistic="median"),
         lambda: completion(run, "direct"),
     ):
         with pytest.raises(ConfigError):
@@ -110,7 +116,7 @@ def test_series_are_read_by_epoch_and_party() -> None:
 
 
 def test_completions_are_read_by_attack() -> None:
-    run = Found(DOCUMENT)
+    run = run_of()
     assert completion(run) == pytest.approx(0.3)
     assert completion(run, "active") == 0.9
     assert completion(run, alone=True) == pytest.approx(0.1)
@@ -123,9 +129,9 @@ def test_neighbours_tell_separate_classes_from_mixed_ones(tmp_path: Path) -> Non
         rows = stream.normal(size=(200, 3)) + shift * labels[:, None]
         arrays: dict[str, Any] = {"embedding/passive-1": rows, "label": labels}
         np.savez(tmp_path / CAPTURE_FILE, **arrays)
-        assert low <= neighbours(Found({}, tmp_path)) <= high
+        assert low <= neighbours(Found(pd.DataFrame(), tmp_path)) <= high
     with pytest.raises(ConfigError, match="set capture"):
-        neighbours(Found({}, tmp_path / "elsewhere"))
+        neighbours(Found(pd.DataFrame(), tmp_path / "elsewhere"))
 
 
 def test_training_rows_are_evaluated_at_the_end(tmp_path: Path) -> None:

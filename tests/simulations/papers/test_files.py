@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.checks import check_run
 from flower_vfl.simulations.papers import show as reproduce_show
 from flower_vfl.simulations.papers.cells import cells_of
-from flower_vfl.simulations.papers.files import (
+from flower_vfl.simulations.papers.experiments import (
     PAPERS,
     experiment_names,
     load_experiment,

@@ -15,18 +15,19 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from study_cases import document_of
+from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import FORMAT, load_result, table, tables
 from flower_vfl.simulations.studies import study as study_module
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.run_metrics import (
-    completions_in,
-    leaks_of,
-    measures_of,
-    utility_of,
-    worst_leaks,
+    completions,
+    largest_leaks,
+    leaks,
+    run_columns,
+    utilities,
 )
 from flower_vfl.simulations.studies.study import Study, Trial, run_study
 
@@ -86,7 +87,7 @@ def test_a_result_without_a_newer_setting_is_still_the_trials() -> None:
     assert trial.made(document)
     assert not trial.made(document_of(replace(TINY, width=8)))
     assert not Trial({}, TINY, "ray").made(document)
-    assert not trial.made(document | {"format": 2})
+    assert not trial.made(document | {"format": FORMAT - 1})
 
 
 # --- what is run, and what is not ---------------------------------------------------
@@ -198,45 +199,84 @@ def test_the_table_has_labels_settings_and_measures(
         pd.testing.assert_frame_equal(read(path), frame, check_dtype=False)
 
 
+def records_of(*rows: dict[str, Any], **document: Any) -> pd.DataFrame:
+    return tables({"a": {"records": columns_of(rows), **document}})
+
+
 def test_leaks_are_flipped_after_the_mean_and_the_largest_single_party_counts() -> None:
-    document = document_of(TINY)
-    document["leakage"] = {
-        "passive-1": {"norm": {"mean": 0.2, "flipped_mean": 0.85}, "mean": {}},
-        "passive-2": {"norm": {"mean": 0.6, "flipped_mean": 0.9}},
-        "passive-2/random": {"norm": {"mean": 0.99, "flipped_mean": 0.99}},
-        "passive-1+passive-2": {"norm": {"mean": 0.95, "flipped_mean": 0.95}},
-    }
-    found = leaks_of(document)["norm"]
-    assert found["passive-1"] == pytest.approx(0.8) and found["passive-2"] == 0.6
-    assert worst_leaks(document) == {"norm": pytest.approx(0.8)}
-    row = measures_of(document)
-    assert row["flipped_leak_norm"] == 0.9
+    measured = [
+        *leak_rows({"norm": 0.0}),
+        *leak_rows({"norm": 0.9}),
+        *leak_rows({"norm": 0.6}, "passive-2"),
+        *leak_rows({"norm": 0.99}, "passive-2", random=True),
+        *leak_rows({"norm": 0.95}, "passive-1+passive-2"),
+    ]
+    measured += [row | {"layer": "0"} for row in leak_rows({"norm": 1.0})]
+    records = records_of(*measured, *evaluation_rows(auc=0.9))
+    found = leaks(records).set_index(["party", "random", "layer"])["leak"]
+    assert found["passive-1", False, ""] == pytest.approx(0.55)  # 1 - mean(0.0, 0.9)
+    assert found["passive-2", False, ""] == 0.6
+    assert largest_leaks(records)["leak"].tolist() == [0.6]
+    row = run_columns(records).loc["a"]
+    assert row["flipped_leak_norm"] == pytest.approx(0.95)
     assert row["leak_norm/passive-1+passive-2"] == 0.95
-    document["final"] = {"test_pearson": 0.7, "test_rmse": 1.0}
-    assert worst_leaks(document) == {"norm": 0.9}  # |rho|, which has no other side
+    assert row["leak_norm/passive-2/random"] == 0.99
+    assert row["leak_norm@0/passive-1"] == 1.0
+    # |rho| has no other side: its mean is taken over the batches as they are
+    records = records_of(*measured, *evaluation_rows(pearson=0.7, rmse=1.0))
+    assert largest_leaks(records)["leak"].tolist() == [pytest.approx(0.95)]
 
 
 def test_the_main_metric_is_that_of_the_task() -> None:
-    document = document_of(TINY)
-    assert utility_of(document) == ("test_auc", 0.9)
-    document["final"] = {"valid_accuracy": 0.6, "train_accuracy": 0.8}
-    assert utility_of(document) == ("valid_accuracy", 0.6)
+    rows = [*evaluation_rows(auc=0.9), *evaluation_rows("valid", auc=0.8)]
+    assert utilities(records_of(*rows)).loc["a"].tolist() == ["test_auc", 0.9, False]
+    rows = [
+        *evaluation_rows("valid", accuracy=0.5),
+        *evaluation_rows("train", accuracy=0.8),
+    ]
+    later = evaluation_rows("valid", accuracy=0.6)[0] | {"epoch": 2, "step": 4}
+    found = utilities(records_of(*rows, later)).loc["a"]
+    assert found.tolist() == ["valid_accuracy", 0.6, False]
 
 
 def test_completion_is_the_mean_of_repetitions_of_the_best_party() -> None:
     def entry(attack: str, party: int, train: float, test: float | None) -> Any:
-        name = f"passive-{party}"
-        return {"attack": attack, "party": name, "train": train, "test": test}
+        found = {"attack": attack, "party": f"passive-{party}"}
+        alone = {"labels_only_train": None, "labels_only_test": None}
+        return {**found, **alone, "train": train, "test": test}
 
     found = [entry("passive:labels=4", 1, 0.6, 0.5)]
     found += [entry("passive:labels=4", 2, 0.7, None)]
     found += [entry("passive:labels=4", 2, 0.9, None)]
-    assert completions_in({"completion": found}) == {
-        "completion_passive_train": pytest.approx(0.8),
-        "completion_passive_test": 0.5,
-    }
+    known = completions(records_of(completion=found))
+    assert known["attack"].tolist() == ["passive", "passive"]
+    values = dict(zip(known["split"], known["value"], strict=True))
+    assert values == {"train": pytest.approx(0.8), "test": 0.5}
     found.append(entry("passive:labels=8", 1, 0.75, 0.7))
-    assert "completion_passive:labels=8_test" in completions_in({"completion": found})
+    several = completions(records_of(completion=found))
+    assert "passive:labels=8" in several["attack"].tolist()
+
+
+@pytest.mark.parametrize(
+    "records",
+    [None, {}, {"metric": ["auc"]}, columns_of([{"value": "<b>"}]), "auc"],
+)
+def test_records_that_are_none_are_refused(records: Any) -> None:
+    with pytest.raises(ConfigError, match="not what flower-vfl writes"):
+        table({"records": records})
+
+
+def test_an_older_format_is_to_be_run_again(
+    tmp_path: Path, no_runs: list[RunConfig]
+) -> None:
+    study = run_study(tmp_path, "compare", "t", trials_of(""))
+    result = study.run_folder(study.finished[0]) / "result.json"
+    result.write_text(json.dumps(document_of(TINY) | {"format": 1}))
+    for read in (lambda: load_result(result.parent), lambda: Study.load(tmp_path)):
+        with pytest.raises(ConfigError, match=r"has format 1, .* made it again"):
+            read()
+    run_study(tmp_path, "compare", "t", trials_of(""))
+    assert len(no_runs) == 2 and Study.load(tmp_path).finished == study.finished
 
 
 # --- real runs ----------------------------------------------------------------------
@@ -293,8 +333,10 @@ def test_runs_on_ray_find_the_same_as_runs_here(tmp_path: Path) -> None:
     assert set(there.documents) == {trial.key for trial in trials}
     for key, document in there.documents.items():
         assert document["workers"] == 2
-        for part in ("final", "leakage", "completion", "config"):
+        for part in ("final", "completion", "config"):
             assert document[part] == here.documents[key][part]
+        both = [table(d).query("step > 0") for d in (document, here.documents[key])]
+        pd.testing.assert_frame_equal(*both)
 
 
 def test_a_real_run_is_kept_without_its_parties(tmp_path: Path) -> None:
