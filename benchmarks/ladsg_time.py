@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.grids.in_process import InProcessGrid
-from flower_vfl.objectives import ladistill, teacher
+from flower_vfl.objectives import ladistill, train_teacher
 from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.presets import preset
@@ -190,7 +190,7 @@ def measure(case: Case, methods: Sequence[str]) -> tuple[list[Clock], dict[str, 
 
     def timed(*arguments: Any) -> None:
         started = time.process_time()
-        teacher.train_teacher(*arguments)
+        train_teacher(*arguments)
         trained, counted = case.teacher
         spent = time.process_time() - started
         teachers[turns.queue[0]] += spent / trained * counted

@@ -1,4 +1,4 @@
-"""What the label party optimises."""
+"""Objectives: what the label party optimises."""
 
 from .base import (
     Objective,
@@ -11,18 +11,15 @@ from .base import (
 from .cross_entropy import CrossEntropy
 from .gafm import GAFM
 from .gafm_original import GAFMOriginal
-from .ladistill import KDk, LADistill
+from .ladistill import KDk, LADistill, train_teacher
 from .mean_squared_error import MeanSquaredError
 from .selection import (
     DeltaChoice,
     GammaChoice,
-    Rehearsal,
-    Trial,
-    rehearse,
+    SubsetTraining,
     select_delta,
     select_gamma,
 )
-from .teacher import train_teacher
 
 __all__ = [
     "GAFM",
@@ -36,12 +33,10 @@ __all__ = [
     "Objective",
     "OptimizerFactory",
     "Outcome",
-    "Rehearsal",
+    "SubsetTraining",
     "Task",
     "TopModelObjective",
-    "Trial",
     "clear_gradients",
-    "rehearse",
     "select_delta",
     "select_gamma",
     "train_teacher",

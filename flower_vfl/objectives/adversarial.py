@@ -1,6 +1,8 @@
-"""What both forms of GAFM share: networks, the GAN loss and its discriminator."""
+"""What both forms of GAFM share: the GAN loss and the training of its networks."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +10,7 @@ from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError
 
-from .base import OptimizerFactory, clear_gradients
-
-
-def optimizer_of(module: nn.Module, make: OptimizerFactory) -> Optimizer | None:
-    """Return an optimizer for a module; None if nothing in it is to be trained."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    return make(parameters) if parameters else None
+from .base import Objective, OptimizerFactory, clear_gradients
 
 
 def gan_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
@@ -22,36 +18,6 @@ def gan_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     real_score: Tensor = discriminator(real).mean()
     fake_score: Tensor = discriminator(fake).mean()
     return real_score - fake_score
-
-
-def clip_weights(module: nn.Module, bound: float) -> None:
-    """Clamp every parameter of a module to [−bound, bound]."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.clamp_(-bound, bound)
-
-
-def ascend(
-    discriminator: nn.Module,
-    optimizer: Optimizer | None,
-    real: Tensor,
-    fake: Tensor,
-    clip: float,
-) -> None:
-    """Train the discriminator one step up the GAN loss and clip its weights."""
-    if optimizer is None:
-        return
-    descend_on(optimizer, -gan_loss(discriminator, real, fake))
-    clip_weights(discriminator, clip)
-
-
-def descend_on(optimizer: Optimizer | None, loss: Tensor) -> None:
-    """Train what an optimizer holds one step down a loss; None trains nothing."""
-    if optimizer is None:
-        return
-    clear_gradients(optimizer)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
 
 
 def gradient_of(loss: Tensor, embedding: Tensor) -> Tensor:
@@ -63,11 +29,55 @@ def gradient_of(loss: Tensor, embedding: Tensor) -> Tensor:
     return torch.zeros_like(embedding) if gradient is None else gradient
 
 
-def check_settings(gamma: float, sigma: float, clip: float) -> None:
-    """Refuse settings that no form of GAFM can work with."""
-    if not 0.0 <= gamma < float("inf"):
-        raise ConfigError(f"gamma must be a finite number of at least 0, got {gamma}")
-    if not 0.0 <= sigma < float("inf"):
-        raise ConfigError(f"sigma must be a finite number of at least 0, got {sigma}")
-    if not 0.0 < clip < float("inf"):
-        raise ConfigError(f"clip must be a finite number above 0, got {clip}")
+class AdversarialObjective(Objective):
+    """An objective with a discriminator that ascends and a predictor that descends."""
+
+    discriminator: nn.Module
+
+    def __init__(self, gamma: float, sigma: float, clip: float) -> None:
+        super().__init__()
+        for name, value in (("gamma", gamma), ("sigma", sigma)):
+            if not 0.0 <= value < float("inf"):
+                raise ConfigError(
+                    f"{name} must be a finite number of at least 0, got {value}"
+                )
+        if not 0.0 < clip < float("inf"):
+            raise ConfigError(f"clip must be a finite number above 0, got {clip}")
+        self.gamma, self.sigma, self.clip = gamma, sigma, clip
+        self.gradient_parts: dict[str, Tensor] = {}
+        self._ascent: Optimizer | None = None
+        self._descent: Optimizer | None = None
+
+    @property
+    @abstractmethod
+    def predictor(self) -> nn.Module:
+        """The network that predicts labels."""
+
+    def configure(self, make: OptimizerFactory) -> None:
+        """Create one optimizer for the discriminator and one for the predictor."""
+        both = []
+        for module in (self.discriminator, self.predictor):
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            both.append(make(parameters) if parameters else None)
+        self._ascent, self._descent = both
+        self.optimizers = [made for made in both if made is not None]
+
+    def train_discriminator(self, real: Tensor, fake: Tensor) -> None:
+        """Take one step up the GAN loss and clamp the weights to [−clip, clip]."""
+        if self._ascent is None:
+            return
+        _descend(self._ascent, -gan_loss(self.discriminator, real, fake))
+        with torch.no_grad():
+            for parameter in self.discriminator.parameters():
+                parameter.clamp_(-self.clip, self.clip)
+
+    def train_predictor(self, loss: Tensor) -> None:
+        """Take one step down a loss, unless nothing is to be trained."""
+        if self._descent is not None:
+            _descend(self._descent, loss)
+
+
+def _descend(optimizer: Optimizer, loss: Tensor) -> None:
+    clear_gradients(optimizer)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

@@ -1,4 +1,4 @@
-"""What every objective of the label party has in common."""
+"""Base classes of the label party's objectives, and checks of labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 @dataclass
 class Outcome:
-    """What one training step of an objective brings.
+    """The result of one training step of an objective.
 
     Parameters
     ----------
@@ -31,7 +31,14 @@ class Outcome:
     gradient : Tensor
         Gradient of the loss with respect to the joined embedding.
     metrics : dict[str, float] (default: {})
-        Anything else worth recording.
+        Further training metrics.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl.objectives import Outcome
+    >>> Outcome(torch.tensor(0.5), torch.zeros(8, 2), {"gan_loss": 0.1}).metrics
+    {'gan_loss': 0.1}
     """
 
     loss: Tensor
@@ -40,12 +47,22 @@ class Outcome:
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """Do what ``optimizer.zero_grad()`` does, without its profiling hooks.
+    """Clear gradients like ``optimizer.zero_grad()``, without its profiling hooks.
 
     Parameters
     ----------
-    optimizer : Optimizer | None
+    optimizer : Optimizer
         The optimizer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl.objectives import clear_gradients
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> weight.sum().backward()
+    >>> clear_gradients(torch.optim.SGD([weight], lr=0.1))
+    >>> weight.grad is None
+    True
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -53,27 +70,45 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
 
 class Objective(nn.Module, ABC):
-    """Base of all objectives: owns its modules, their optimizers and the loss.
+    """Base class of all objectives: owns its modules, their optimizers and the loss.
 
-    A subclass registers its modules as attributes (so that they move between devices
-    and are saved) and implements :meth:`step` and :meth:`predict`. What it draws at
-    random comes from torch's global generators: the label party puts its own random
-    state in force around every call.
+    A subclass registers its modules as attributes, so that they move between devices
+    and are saved, and implements :meth:`step`, :meth:`predict` and :meth:`encode`. It
+    draws random numbers from torch's global generators: the label party activates its
+    own random state around every call.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl.objectives import Objective, Outcome
+    >>> class SquaredSum(Objective):
+    ...     task = "regression"
+    ...     def predict(self, embedding):
+    ...         return embedding.sum(dim=1)
+    ...     def step(self, embedding, labels):
+    ...         loss = (self.predict(embedding) - labels).square().mean()
+    ...         loss.backward()
+    ...         return Outcome(loss.detach(), embedding.grad)
+    ...     def encode(self, labels):
+    ...         return labels.float()
+    >>> embedding = torch.ones(1, 2, requires_grad=True)
+    >>> SquaredSum().step(embedding, torch.tensor([1.0])).gradient
+    tensor([[2., 2.]])
     """
 
     task: Task
-    # Whether labels may be shares of classes, and predictions calibrated.
+    # Whether labels may be class probabilities, and predictions calibrated.
     takes_shares: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
-    # Whether it knows the labels of all rows by their numbers.
+    # Whether it looks up labels by row number.
     by_row: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
         self.optimizers: list[Optimizer] = []
-        # What synthetic rows do to probabilities; the label party sets it.
+        # Corrects probabilities for synthetic rows; the label party sets it.
         self.calibration: Calibration | None = None
-        # Row numbers of the batch in hand; the label party sets them before a step.
+        # Row numbers of the batch; the label party sets them before a step.
         self.rows: Tensor | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
@@ -84,10 +119,10 @@ class Objective(nn.Module, ABC):
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
     ) -> None:
-        """Take note of what the label party holds; called before the first step.
+        """Store the label party's data before the first step, if it is needed.
 
-        Only an objective that learns from it does anything here, and no more than to
-        keep it: a party may be made anew, and called again, in the midst of a run.
+        Training on it must wait for a step: a party that restarts during a run calls
+        this again.
         """
 
     @abstractmethod
@@ -113,12 +148,12 @@ class Objective(nn.Module, ABC):
         """
 
     def expect(self, embedding: Tensor) -> Tensor:
-        """Return what the loss compares with labels; predictions, unless calibrated."""
+        """Return what the loss compares with labels: predictions, if not calibrated."""
         return self.predict(embedding)
 
     @abstractmethod
     def encode(self, labels: Tensor) -> Tensor:
-        """Return labels in the form that the loss takes; refuse those it cannot.
+        """Return labels in the form that the loss takes; refuse invalid ones.
 
         Parameters
         ----------
@@ -128,18 +163,34 @@ class Objective(nn.Module, ABC):
 
 
 class TopModelObjective(Objective):
-    """An objective that is a loss of a top model's output.
+    """Base class of objectives that are a loss of a top model's output.
 
     Parameters
     ----------
     top : nn.Module
         Takes the joined embedding.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import TopModelObjective
+    >>> class AbsoluteError(TopModelObjective):
+    ...     task = "regression"
+    ...     def loss(self, output, labels):
+    ...         return (output[:, 0] - labels).abs().mean()
+    ...     def predict(self, embedding):
+    ...         return self.top(embedding)[:, 0]
+    ...     def encode(self, labels):
+    ...         return labels.float()
+    >>> AbsoluteError(nn.Linear(4, 1)).predict(torch.rand(3, 4)).shape
+    torch.Size([3])
     """
 
     def __init__(self, top: nn.Module) -> None:
         super().__init__()
         self.top = top
-        # Autograd lets nobody change a leaf in place, and the embedding is one.
+        # Autograd forbids to change a leaf, such as the embedding, in place.
         self._in_place = any(getattr(m, "inplace", False) for m in top.modules())
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Cross entropy: what vanilla split learning optimises."""
+"""Cross entropy of a top model, the objective of vanilla split learning."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ class CrossEntropy(TopModelObjective):
     classes : int (default: 2)
         With 2 the task is binary: the top model has one output column and the loss is
         binary cross entropy. With more it has one output column per class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import CrossEntropy
+    >>> objective = CrossEntropy(nn.Linear(4, 1))
+    >>> embedding = torch.rand(3, 4, requires_grad=True)
+    >>> outcome = objective.step(embedding, torch.tensor([0.0, 1.0, 1.0]))
+    >>> outcome.gradient.shape
+    torch.Size([3, 4])
     """
 
     takes_shares: ClassVar[bool] = True

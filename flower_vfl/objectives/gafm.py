@@ -1,4 +1,7 @@
-"""GAFM: GAN-based Vertical Federated Learning for Label Protection."""
+"""GAN-based Vertical Federated Learning for Label Protection (Han and Guan).
+
+https://arxiv.org/abs/2302.02245
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, unknown_name
 
-from .adversarial import (
-    ascend,
-    check_settings,
-    descend_on,
-    gan_loss,
-    gradient_of,
-    optimizer_of,
-)
-from .base import Objective, OptimizerFactory, Outcome, Task, class_numbers
+from .adversarial import AdversarialObjective, gan_loss, gradient_of
+from .base import Outcome, Task, class_numbers
 
 Parts = Literal["both", "gan", "ce"]
 _NEWEST = 0.1  # weight of the newest batch in the running class means
@@ -35,7 +30,7 @@ def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tens
 
 
 def class_logits(embedding: Tensor, classes: int) -> Tensor:
-    """Return the mean (B, C) of the logits that an embedding has several times over."""
+    """Return logits (B, C): the mean over the groups of C columns of an embedding."""
     return embedding.reshape(len(embedding), -1, classes).mean(dim=1)
 
 
@@ -62,11 +57,7 @@ def unit_length(gradient: Tensor) -> Tensor:
 
 
 def match_columns(means: Tensor) -> list[int]:
-    """Return for each class the generator's column that stands for it.
-
-    The largest mean is matched first, then the largest of the classes and columns
-    that are left.
-    """
+    """Return the generator's column for each class, matching the largest mean first."""
     left = means.detach().double().cpu().clone()
     chosen = [0] * len(left)
     for _ in range(len(left)):
@@ -78,11 +69,11 @@ def match_columns(means: Tensor) -> list[int]:
 
 
 class ClassGenerator(nn.Module):
-    """The generator of several classes: softmax of f's own logits plus what it learns.
+    """The generator of several classes: softmax of f's logits plus learned logits.
 
-    The GAN part knows the distribution of the labels only, and of several classes any
-    order fits it. f's columns stand for the classes, because L_CE pulls them there;
-    with f's logits in its output, so do the generator's from the start.
+    The GAN part knows only the distribution of the labels, which any order of the
+    classes fits. L_CE assigns f's columns to the classes, and with f's logits in its
+    output the generator follows that order from the start.
     """
 
     def __init__(self, width: int, classes: int, hidden: int) -> None:
@@ -98,28 +89,26 @@ class ClassGenerator(nn.Module):
         return torch.softmax(logits, dim=1)
 
 
-class GAFM(Objective):
+class GAFM(AdversarialObjective):
     """GAN-based Vertical Federated Learning for Label Protection.
 
-    There is no top model. A generator turns the joined embedding f into a prediction;
-    a discriminator compares the distribution of predictions with that of the labels.
-    Per batch, the discriminator climbs L_GAN = E[D(y+ε)] − E[D(G(f))] and its weights
-    are clipped; the generator descends it; the parties receive
-    γ·∇L_GAN/‖∇L_GAN‖ + ∇L_CE/‖∇L_CE‖, both norms those of the whole batch. L_CE pulls
-    f itself towards a randomised response: 0.5 + u for class 1 and 0.5 − u for class 0,
-    u from U(0, Δ).
+    There is no top model. A generator turns the joined embedding f into a prediction,
+    and a discriminator compares the distribution of predictions with that of the
+    labels. In each step the discriminator ascends L_GAN = E[D(y+ε)] − E[D(G(f))] and
+    its weights are clipped, the generator descends L_GAN, and the parties receive
+    γ·∇L_GAN/‖∇L_GAN‖ + ∇L_CE/‖∇L_CE‖ with norms over the whole batch. L_CE pulls f
+    towards a randomised response: 0.5 + u for class 1 and 0.5 − u for class 0, u from
+    U(0, Δ).
 
-    The paper says "1-layer" of generator and discriminator: here one hidden layer. It
-    writes a sigmoid around f in L_CE, and its local models already end in one: here
-    there is one sigmoid and not two (see `squashed`). With several parties join the
-    embeddings by their mean. The GAN part knows the labels' distribution only, so the
-    generator may learn a decreasing map: which way round it predicts is fixed on
-    the training labels, by the running mean of its output in each class.
+    Where the paper is open: the "1-layer" networks have one hidden layer here. The
+    paper writes a sigmoid around f in L_CE, and its local models already end in one;
+    here there is one (see `squashed`). With several parties, aggregate by the mean. The
+    generator may learn a decreasing map, so the training labels orient its predictions,
+    by the running mean of its output in each class.
 
-    More than two classes are ours; the paper leaves them to future work. The generator
-    then ends in a softmax (:class:`ClassGenerator`), the discriminator takes points of
-    the simplex, and f must have a multiple of as many columns as there are classes. It
-    takes a large Δ to learn ten of them. GAFM gives no guarantee: measure what leaks.
+    More than two classes are our extension. The generator then ends in a softmax, and f
+    must have a multiple of as many columns as there are classes. Ten classes need a
+    large Δ. GAFM gives no guarantee: measure the leakage.
 
     Parameters
     ----------
@@ -128,26 +117,39 @@ class GAFM(Objective):
     classes : int (default: 2)
         Number of classes.
     delta : float (default: 0.05)
-        Δ, from 0 (the CE part knows nothing of the labels) to 1 − 1/classes.
+        Δ, from 0 (L_CE does not depend on the labels) to 1 − 1/classes.
     gamma : float (default: 1.0)
         γ, the weight of the GAN part.
     sigma : float (default: 0.01)
         Standard deviation of the noise ε on the labels that the discriminator sees.
     clip : float (default: 0.1)
-        c: the discriminator's weights stay within ±c.
+        Bound on the discriminator's weights.
     hidden : int (default: 16)
         Units of the hidden layer of generator and discriminator.
     parts : {"both", "gan", "ce"} (default: "both")
-        What the parties receive; ``"gan"`` and ``"ce"`` are the paper's ablations.
+        Parts of the gradient that the parties receive; ``"gan"`` and ``"ce"`` are the
+        paper's ablations.
     squashed : bool (default: True)
         Whether the parties' models end in a sigmoid, as the paper's do on Spambase and
-        IMDB. Plays no role with more than two classes.
+        IMDB. Ignored with more than two classes.
 
     Attributes
     ----------
     gradient_parts : dict[str, Tensor]
         The two parts of the last gradient, ``"gan"`` (times γ) and ``"ce"``, for the
         paper's Figure 2. They stay with the label party.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> import torch
+    >>> from flower_vfl.objectives import GAFM
+    >>> objective = GAFM(width=1, delta=0.05, gamma=1.0)
+    >>> objective.configure(partial(torch.optim.Adam, lr=1e-4))
+    >>> embedding = torch.rand(8, 1, requires_grad=True)
+    >>> outcome = objective.step(embedding, objective.encode(torch.arange(8) % 2))
+    >>> outcome.gradient.shape, sorted(objective.gradient_parts)
+    (torch.Size([8, 1]), ['ce', 'gan'])
     """
 
     def __init__(
@@ -162,14 +164,12 @@ class GAFM(Objective):
         parts: Parts = "both",
         squashed: bool = True,
     ) -> None:
-        super().__init__()
-        check_settings(gamma, sigma, clip)
+        super().__init__(gamma, sigma, clip)
         _check(width, classes, delta, hidden, parts)
         self.task: Task = "binary" if classes == 2 else "multiclass"
         self.width, self.classes, self.hidden = width, classes, hidden
-        self.delta, self.gamma, self.sigma, self.clip = delta, gamma, sigma, clip
+        self.delta, self.squashed = delta, squashed
         self.parts: Parts = parts
-        self.squashed = squashed
         columns = 1 if classes == 2 else classes
         self.generator: nn.Module = ClassGenerator(width, classes, hidden)
         if classes == 2:
@@ -190,16 +190,11 @@ class GAFM(Objective):
         self.known: Tensor
         self.register_buffer("means", torch.zeros(classes, columns))
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
-        self.gradient_parts: dict[str, Tensor] = {}
-        self._climber: Optimizer | None = None
-        self._descender: Optimizer | None = None
 
-    def configure(self, make: OptimizerFactory) -> None:
-        """Create one optimizer for the discriminator and one for the generator."""
-        self._climber = optimizer_of(self.discriminator, make)
-        self._descender = optimizer_of(self.generator, make)
-        both = (self._climber, self._descender)
-        self.optimizers = [made for made in both if made is not None]
+    @property
+    def predictor(self) -> nn.Module:
+        """The generator."""
+        return self.generator
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train discriminator and generator; return the parties' gradient."""
@@ -209,10 +204,9 @@ class GAFM(Objective):
         response = randomized_response(labels, shift, self.classes)
         with torch.no_grad():
             fake = self.generator(self._flat(embedding))
-        ascend(self.discriminator, self._climber, real, fake, self.clip)
+        self.train_discriminator(real, fake)
         fixed = self._flat(embedding.detach())
-        loss = gan_loss(self.discriminator, real, self.generator(fixed))
-        descend_on(self._descender, loss)
+        self.train_predictor(gan_loss(self.discriminator, real, self.generator(fixed)))
         self._orient(fixed, labels)
         flat = self._flat(embedding)
         gan = gan_loss(self.discriminator, real, self.generator(flat))
@@ -220,7 +214,7 @@ class GAFM(Objective):
         return self._outcome(embedding, gan, ce)
 
     def _outcome(self, embedding: Tensor, gan: Tensor, ce: Tensor) -> Outcome:
-        """Weigh the two gradients as the ablation says; report their sizes."""
+        """Combine the two gradients as `parts` says; report their sizes."""
         raw_gan, raw_ce = gradient_of(gan, embedding), gradient_of(ce, embedding)
         parts = {"gan": self.gamma * unit_length(raw_gan), "ce": unit_length(raw_ce)}
         self.gradient_parts = parts
@@ -233,9 +227,9 @@ class GAFM(Objective):
             "ce_loss": ce,
             "gan_gradient": parts["gan"].abs().mean(),
             "ce_gradient": parts["ce"].abs().mean(),
-            "parts_cosine": products,  # below 0 where they disturb each other
+            "parts_cosine": products,  # below 0 where they oppose each other
         }
-        # Sizes only: means by class would tell the server what the defense hides.
+        # Sizes only: means by class would reveal to the server what GAFM hides.
         metrics = {name: float(value.detach()) for name, value in numbers.items()}
         return Outcome((self.gamma * gan + ce).detach(), gradient.detach(), metrics)
 
@@ -250,25 +244,25 @@ class GAFM(Objective):
         if flat.shape[1] != self.width:
             raise ConfigError(
                 f"GAFM was made for {self.width} columns of the joined embedding and "
-                f"got {flat.shape[1]}"
+                f"got {flat.shape[1]}; set width to the columns after aggregation"
             )
         return flat
 
     def _within(self, flat: Tensor) -> Tensor:
-        """Refuse embeddings that no sigmoid made, where one should have."""
+        """Check that embeddings are within [0, 1] where a sigmoid is expected."""
         if self.squashed and self.classes == 2:
             low, high = torch.aminmax(flat.detach())
             if low < 0.0 or high > 1.0:
                 raise ConfigError(
                     f"GAFM expects embeddings between 0 and 1, got {low:g} to "
-                    f"{high:g}: end the bottom models in a sigmoid and join them by "
-                    "their mean or side by side, or set squashed=False"
+                    f"{high:g}: end the bottom models in a sigmoid and aggregate by "
+                    "mean or concatenation, or set squashed=False"
                 )
         return flat
 
     @torch.no_grad()
     def _orient(self, fixed: Tensor, labels: Tensor) -> None:
-        """Keep the running mean of the generator's output in each class."""
+        """Update the running mean of the generator's output in each class."""
         output = self.generator(fixed)
         members = F.one_hot(labels.long(), self.classes).to(output.dtype)
         counts = members.sum(dim=0)
@@ -278,7 +272,7 @@ class GAFM(Objective):
         self.known |= counts > 0
 
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return the generator's output, the right way round."""
+        """Return the generator's output, oriented by the training labels."""
         output: Tensor = self.generator(self._flat(embedding))
         if self.classes > 2:
             return output[:, match_columns(self.means)]

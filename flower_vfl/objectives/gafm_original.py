@@ -1,4 +1,7 @@
-"""Generative Adversarial Federated Model: GAFM in its first form."""
+"""Generative Adversarial Federated Model (ICLR 2023 submission): GAFM's first form.
+
+https://openreview.net/forum?id=94bybXmOLz-
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,39 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, unknown_name
 
-from .adversarial import (
-    ascend,
-    check_settings,
-    descend_on,
-    gan_loss,
-    gradient_of,
-    optimizer_of,
-)
-from .base import (
-    Objective,
-    OptimizerFactory,
-    Outcome,
-    Task,
-    class_numbers,
-    finite_numbers,
-)
+from .adversarial import AdversarialObjective, gan_loss, gradient_of
+from .base import Outcome, Task, class_numbers, finite_numbers
 
 GAMMA = {"binary": 300.0, "regression": 800.0}
 
 
-class GAFMOriginal(Objective):
+class GAFMOriginal(AdversarialObjective):
     """Generative Adversarial Federated Model, the paper's first form.
 
-    Every party sends a prediction of one column; Ŷ is the LeakyReLU of their sum (the
-    columns of a wider or concatenated embedding are summed too). A decoder M, one
-    linear layer (with a sigmoid for labels 0 and 1), makes the prediction; the
-    discriminator D, one linear layer with a LeakyReLU, compares Ŷ with noisy
-    labels. Per batch, D climbs L_GAN = E[D(Y+ε)] − E[D(Ŷ)] and its weights are clipped,
-    M descends L_recon (BCE, or squared error), and the parties receive the gradient of
-    γ·L_GAN + L_recon as it is.
+    Every party sends a prediction of one column, and Ŷ is the LeakyReLU of their sum
+    (further columns are summed too). A decoder M, one linear layer, makes the
+    prediction. The discriminator D, one linear layer with a LeakyReLU, compares Ŷ with
+    noisy labels. In each step D ascends L_GAN = E[D(Y+ε)] − E[D(Ŷ)] and its weights are
+    clipped, M descends L_recon (binary cross entropy or squared error), and the parties
+    receive the gradient of γ·L_GAN + L_recon.
 
-    The paper prints L_GAN + γ·L_recon. With that, the GAN part is hundreds of times
-    smaller than the rest and nothing is protected: see `literal`.
+    The paper prints L_GAN + γ·L_recon. Then the GAN part is hundreds of times smaller
+    than the rest and nothing is protected; see `literal`.
 
     Parameters
     ----------
     task : {"binary", "regression"} (default: "binary")
-        What the labels are.
+        Kind of labels.
     gamma : float | None (default: None)
-        γ; None is 300, for a regression 800. What is right for a regression depends on
-        the unit of its labels: 800 is too much for some that are centred and scaled.
+        γ; None is 300, for a regression 800. For a regression the right value depends
+        on the unit of the labels: 800 can be too much for standardised ones.
     sigma : float (default: 1.0)
         Standard deviation of the noise ε on the labels; the paper tries 0.25, 1 and 3.
     clip : float (default: 0.01)
-        c: the discriminator's weights stay within ±c.
+        Bound on the discriminator's weights.
     literal : bool (default: False)
         Put γ on L_recon, as the paper prints it.
     center, scale : float (default: 0.0, 1.0)
@@ -66,6 +53,18 @@ class GAFMOriginal(Objective):
     ----------
     gradient_parts : dict[str, Tensor]
         The two parts of the last gradient, each with its weight.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> import torch
+    >>> from flower_vfl.objectives import GAFMOriginal
+    >>> objective = GAFMOriginal("regression", gamma=2.0)
+    >>> objective.configure(partial(torch.optim.SGD, lr=0.1))
+    >>> embedding = torch.rand(8, 1, requires_grad=True)
+    >>> outcome = objective.step(embedding, torch.rand(8))
+    >>> sorted(objective.gradient_parts)
+    ['gan', 'recon']
     """
 
     def __init__(
@@ -78,33 +77,26 @@ class GAFMOriginal(Objective):
         center: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        super().__init__()
         if task not in GAMMA:
             raise unknown_name("task of GAFMOriginal", task, GAMMA)
+        super().__init__(GAMMA[task] if gamma is None else gamma, sigma, clip)
         self.task: Task = task
-        self.gamma = GAMMA[task] if gamma is None else gamma
-        check_settings(self.gamma, sigma, clip)
         if not scale > 0.0:
             raise ConfigError(f"scale must be positive, got {scale}")
         if task == "binary" and (center, scale) != (0.0, 1.0):
-            raise ConfigError("center and scale are for a regression")
-        self.sigma, self.clip, self.literal = sigma, clip, literal
+            raise ConfigError("center and scale are for a regression; leave them out")
+        self.literal = literal
         self.center: Tensor
         self.scale: Tensor
         self.register_buffer("center", torch.tensor(center))
         self.register_buffer("scale", torch.tensor(scale))
         self.decoder = nn.Linear(1, 1)
         self.discriminator = nn.Sequential(nn.Linear(1, 1), nn.LeakyReLU())
-        self.gradient_parts: dict[str, Tensor] = {}
-        self._climber: Optimizer | None = None
-        self._descender: Optimizer | None = None
 
-    def configure(self, make: OptimizerFactory) -> None:
-        """Create one optimizer for the discriminator and one for the decoder."""
-        self._climber = optimizer_of(self.discriminator, make)
-        self._descender = optimizer_of(self.decoder, make)
-        both = (self._climber, self._descender)
-        self.optimizers = [made for made in both if made is not None]
+    @property
+    def predictor(self) -> nn.Module:
+        """The decoder."""
+        return self.decoder
 
     def aggregate(self, embedding: Tensor) -> Tensor:
         """Return Ŷ (B, 1), the LeakyReLU of the summed columns."""
@@ -123,8 +115,8 @@ class GAFMOriginal(Objective):
         real = targets.unsqueeze(1)
         real = real + self.sigma * torch.randn_like(real)
         fixed = self.aggregate(embedding.detach())
-        ascend(self.discriminator, self._climber, real, fixed, self.clip)
-        descend_on(self._descender, self.reconstruction(fixed, targets))
+        self.train_discriminator(real, fixed)
+        self.train_predictor(self.reconstruction(fixed, targets))
         made = self.aggregate(embedding)
         gan = gan_loss(self.discriminator, real, made)
         recon = self.reconstruction(made, targets)
@@ -137,10 +129,8 @@ class GAFMOriginal(Objective):
         metrics = {
             f"{name}_gradient": float(g.abs().mean()) for name, g in parts.items()
         }
-        metrics |= {
-            "gan_loss": float(gan.detach()),
-            "recon_loss": float(recon.detach()),
-        }
+        metrics["gan_loss"] = float(gan.detach())
+        metrics["recon_loss"] = float(recon.detach())
         loss = (on_gan * gan + on_recon * recon).detach()
         return Outcome(loss, parts["gan"] + parts["recon"], metrics)
 

@@ -1,9 +1,14 @@
-"""LADistill and KDk: labels that a teacher softened and k-anonymity blurred."""
+"""LADSG: Label-Anonymized Distillation and Similar Gradient Substitution (Yan et al.).
+
+https://arxiv.org/abs/2506.06742. Its label-anonymized distillation, and KDk: A Defense
+Mechanism Against Label Inference Attacks in Vertical Federated Learning (Arazzi et
+al.), https://arxiv.org/abs/2404.12369.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,57 +18,147 @@ from flower_vfl.errors import ConfigError, unknown_name
 
 from .base import OptimizerFactory, Outcome
 from .cross_entropy import CrossEntropy
-from .teacher import (
-    anonymous_labels,
-    teacher_logits,
-    top_classes,
-    train_teacher,
-    true_and_top_classes,
-)
 
 FirstEpoch = Literal["vanilla", "silent"]
+
+
+def top_classes(logits: Tensor, k: int) -> Tensor:
+    """Return the k most likely classes of a teacher, the likeliest first."""
+    return logits.topk(k, dim=1).indices
+
+
+def true_and_top_classes(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Return the true class, then the k−1 most likely others of a teacher."""
+    own = labels.long().unsqueeze(1)
+    others = logits.scatter(1, own, -torch.inf)
+    return torch.cat([own, top_classes(others, k - 1)], dim=1)
+
+
+def anonymous_labels(ranked: Tensor, classes: int, eps: float) -> Tensor:
+    """Return soft labels: 1−ε for the first class, ε/(k−1) for the others of k."""
+    k = ranked.shape[1]
+    weights = torch.full((k,), eps / (k - 1), device=ranked.device)
+    weights[0] = 1.0 - eps
+    soft = torch.zeros(len(ranked), classes, device=ranked.device)
+    return soft.scatter(1, ranked.long(), weights.expand(len(ranked), k))
+
+
+def train_teacher(
+    teacher: nn.Module,
+    inputs: Sequence[Tensor],
+    labels: Tensor,
+    epochs: int = 50,
+    batch_size: int = 128,
+    lr: float = 5e-3,
+) -> None:
+    """Train a teacher with Adam on hard labels.
+
+    Parameters
+    ----------
+    teacher : nn.Module
+        Called as ``teacher(*inputs)``; returns logits (B, C). A frozen teacher is not
+        changed.
+    inputs : Sequence[Tensor]
+        One row per label.
+    labels : Tensor
+        Class numbers.
+    epochs : int (default: 50)
+        Passes over the rows, shuffled by torch's global generator.
+    batch_size : int (default: 128)
+        Rows of a batch; a last batch of one row is skipped.
+    lr : float (default: 5e-3)
+        Learning rate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import train_teacher
+    >>> features = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]])
+    >>> teacher = nn.Linear(1, 2)
+    >>> train_teacher(teacher, [features], torch.tensor([0, 0, 1, 1]), lr=0.5)
+    >>> teacher(features).argmax(dim=1).tolist()
+    [0, 0, 1, 1]
+    """
+    parameters = [p for p in teacher.parameters() if p.requires_grad]
+    if not parameters:
+        return
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    teacher.train()
+    for _ in range(epochs):
+        order = torch.randperm(len(labels)).to(labels.device)
+        for rows in torch.split(order, batch_size):
+            if len(rows) < 2 <= len(labels):  # too few for a batch norm
+                continue
+            optimizer.zero_grad()
+            logits = teacher(*(part.index_select(0, rows) for part in inputs))
+            loss = F.cross_entropy(logits, labels[rows].long())
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    optimizer.zero_grad()
+
+
+@torch.no_grad()
+def teacher_logits(
+    teacher: nn.Module, inputs: Sequence[Tensor], classes: int, rows: int = 4096
+) -> Tensor:
+    """Return a teacher's logits of all rows."""
+    teacher.eval()
+    parts = zip(*(torch.split(part, rows) for part in inputs), strict=True)
+    logits = torch.cat([cast(Tensor, teacher(*part)) for part in parts])
+    if logits.dim() != 2 or logits.shape[1] != classes:
+        raise ConfigError(
+            f"a teacher for {classes} classes must return as many columns, got the "
+            f"shape {tuple(logits.shape)}"
+        )
+    return logits
 
 
 class LADistill(CrossEntropy):
     """Label-anonymized distillation, the objective of LADSG (Yan et al.).
 
-    Cross entropy not against the labels but against a teacher's. Of the classes that
-    the teacher finds most likely, the first gets the weight 1−ε, the next k−1 get
-    ε/(k−1) each, and the rest nothing.
+    Cross entropy against soft labels of a teacher. The class that the teacher finds
+    most likely has the weight 1−ε, the next k−1 have ε/(k−1) each, the others 0.
 
-    The teacher is trained only on what the label party holds: before the first step on
-    its own features, if it has any. If it has none, the first epoch is one without the
-    objective's protection, the teacher is trained on the embeddings that the parties
-    sent in it, and soft labels begin with the second epoch. A first epoch of plain
-    cross entropy shows the passive parties gradients of the true labels, every row
-    once: use `first_epoch`, or a defense of gradients, if that matters.
-
-    The teacher's ranking of the training rows is kept, and the teacher not asked again.
+    The teacher is trained on the label party's own features, before the first step. A
+    label party without features trains it on the embeddings of the first epoch, and
+    soft labels start in the second epoch. In a first epoch of plain cross entropy the
+    passive parties receive gradients of the true labels, once for every row: use
+    `first_epoch="silent"`, or a gradient transform, if that matters.
 
     Parameters
     ----------
     top : nn.Module
         Takes the joined embedding and returns logits, as for :class:`CrossEntropy`.
     teacher : nn.Module
-        Called with the label party's features, or with the joined embedding of a row if
-        it has none; returns one logit per class, also for two classes. One whose
-        parameters are frozen is used as it is.
+        Called with the label party's features, or with the joined embeddings if it has
+        none. Returns one logit per class, also for two classes. A frozen teacher is not
+        trained.
     classes : int (default: 2)
         Number of classes.
     k : int (default: 2)
-        How many classes share a label; 2 for binary tasks.
+        Number of classes with a weight above 0; 2 for binary tasks.
     eps : float (default: 0.3)
-        ε, what the first class gives away.
+        ε, the total weight of all classes but the first.
     first_epoch : {"vanilla", "silent"} (default: "vanilla")
-        Without features: what the first epoch is. ``"vanilla"`` is the method's: cross
-        entropy on the labels. ``"silent"`` (ours) lets the parties receive zeros, so
-        that the teacher learns from the embeddings of untrained models.
+        The first epoch of a label party without features. ``"vanilla"`` is the paper's:
+        cross entropy on the labels. ``"silent"`` (ours) sends zeros to the parties, so
+        the teacher learns from the embeddings of untrained models.
     teacher_epochs : int (default: 50)
-        Passes of the teacher's training.
+        Epochs of the teacher's training.
     teacher_batch : int (default: 128)
         Rows of its batches.
     teacher_lr : float (default: 5e-3)
         Learning rate of its Adam.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import LADistill
+    >>> objective = LADistill(nn.Linear(8, 4), nn.Linear(5, 4), classes=4, k=3, eps=0.3)
+    >>> objective.soft_labels(torch.tensor([[2, 0, 1]]))
+    tensor([[0.1500, 0.1500, 0.7000, 0.0000]])
     """
 
     takes_shares: ClassVar[bool] = False
@@ -104,33 +199,33 @@ class LADistill(CrossEntropy):
         self._features: tuple[Tensor, ...] = ()
         self._labels: Tensor | None = None
         self._training: Tensor | None = None
-        # What the first epoch brought: row numbers and embeddings of each batch.
+        # Row numbers and embeddings of each batch of the first epoch.
         self._seen: list[tuple[Tensor, Tensor]] = []
-        # By row number, once the teacher is trained: k classes, the first one first.
+        # The teacher's k classes of each row; None before it is trained.
         self._ranked: Tensor | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
-        """Create the top model's optimizer; the teacher has one while it is trained."""
+        """Create the top model's optimizer."""
         parameters = [p for p in self.top.parameters() if p.requires_grad]
         self.optimizers = [make(parameters)] if parameters else []
 
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
     ) -> None:
-        """Keep what the teacher is to be trained on; begin anew."""
+        """Store the data that the teacher is trained on; forget an earlier teacher."""
         self._features, self._labels = tuple(features), labels
         self._training = training
         self._seen, self._ranked = [], None
 
     def rank(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the classes (B, k) that share each label, the first one first."""
+        """Return the k classes (B, k) of each soft label, the first one first."""
         return top_classes(logits, self.k)
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train the top model on soft labels and return the embedding's gradient."""
         if self.rows is None or self._labels is None:
             raise ConfigError(
-                f"{type(self).__name__} has to know which rows a batch has: call "
+                f"{type(self).__name__} must know which rows a batch has: call "
                 "prepare() and set its rows, as LabelParty does"
             )
         if self._ranked is None and not self._ready():
@@ -142,21 +237,21 @@ class LADistill(CrossEntropy):
         return outcome
 
     def soft_labels(self, ranked: Tensor) -> Tensor:
-        """Return what the cross entropy is taken against."""
+        """Return soft labels for ranked classes (B, k)."""
         soft = anonymous_labels(ranked, self.classes, self.eps)
         return soft[:, 1] if self.task == "binary" else soft
 
     def _ready(self) -> bool:
-        """Say whether there is all that the teacher is to be trained on."""
+        """Return whether all data to train the teacher has arrived."""
         if self._features:
             return True
-        assert self.rows is not None  # the caller looked
-        # A row that comes again begins the second epoch.
+        assert self.rows is not None  # checked by step
+        # The second epoch starts when a row comes again.
         return any(bool((rows == self.rows[0]).any()) for rows, _ in self._seen)
 
     def _first_step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Take a step of the first epoch and keep its embeddings."""
-        assert self.rows is not None  # the caller looked
+        """Take a step of the first epoch and store its embeddings."""
+        assert self.rows is not None  # checked by step
         self._seen.append((self.rows.clone(), embedding.detach().clone()))
         outcome = super().step(embedding, labels)
         if self.first_epoch == "silent":
@@ -164,7 +259,7 @@ class LADistill(CrossEntropy):
         return outcome
 
     def _all_ranked(self) -> Tensor:
-        """Return the classes of every row, after training the teacher if need be."""
+        """Return the ranked classes of every row; train the teacher first if needed."""
         if self._ranked is not None:
             return self._ranked
         assert self._labels is not None and self._training is not None
@@ -175,19 +270,12 @@ class LADistill(CrossEntropy):
         labels = self._labels[rows].long()
         was_training = self.teacher.training
         self.teacher.to(rows.device)
-        train_teacher(
-            self.teacher,
-            inputs,
-            labels,
-            self.teacher_epochs,
-            self.teacher_batch,
-            self.teacher_lr,
-        )
+        settings = self.teacher_epochs, self.teacher_batch, self.teacher_lr
+        train_teacher(self.teacher, inputs, labels, *settings)
         logits = teacher_logits(self.teacher, inputs, self.classes)
         self.teacher.train(was_training)
-        ranked = torch.zeros(
-            len(self._labels), self.k, dtype=torch.int32, device=rows.device
-        )
+        shape = len(self._labels), self.k
+        ranked = torch.zeros(shape, dtype=torch.int32, device=rows.device)
         ranked[rows] = self.rank(logits, labels).int()
         self._seen, self._ranked = [], ranked
         return ranked
@@ -200,12 +288,12 @@ class LADistill(CrossEntropy):
         return super().loss(output, labels)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what the first epoch brought and the teacher's ranking."""
+        """Return the stored embeddings and the teacher's ranking."""
         ranked = {} if self._ranked is None else {"ranked": self._ranked}
         return {"seen": [list(batch) for batch in self._seen], **ranked}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         device = None if self._labels is None else self._labels.device
         self._seen = [(r.to(device), part.to(device)) for r, part in state["seen"]]
         ranked = state.get("ranked")
@@ -213,11 +301,10 @@ class LADistill(CrossEntropy):
 
 
 class KDk(LADistill):
-    """KDk: as LADistill, with the true class first.
+    """KDk (Arazzi et al.): as LADistill, with the true class first.
 
-    The true class has the weight 1−ε; the k−1 other classes that the teacher finds
-    most likely have ε/(k−1) each. So a row sums to 1 also where the true class is not
-    among the teacher's k likeliest.
+    The true class has the weight 1−ε, and the k−1 other classes that the teacher finds
+    most likely have ε/(k−1) each.
 
     Parameters
     ----------
@@ -225,8 +312,17 @@ class KDk(LADistill):
         As for :class:`LADistill`.
     teacher_epochs, teacher_batch, teacher_lr
         As for :class:`LADistill`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import KDk
+    >>> objective = KDk(nn.Linear(8, 4), nn.Linear(5, 4), classes=4, k=2)
+    >>> objective.rank(torch.tensor([[0.1, 3.0, 2.0, -1.0]]), torch.tensor([3]))
+    tensor([[3, 1]])
     """
 
     def rank(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the classes (B, k) that share each label, the true one first."""
+        """Return the k classes (B, k) of each soft label, the true one first."""
         return true_and_top_classes(logits, labels, self.k)

@@ -1,4 +1,4 @@
-"""Squared error: regression."""
+"""Squared error of a top model, for regression."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ class MeanSquaredError(TopModelObjective):
         Takes the joined embedding and returns one column.
     center, scale : float (default: 0.0, 1.0)
         The model learns ``(label - center) / scale``; predictions are in the labels'
-        own unit again. Mean and standard deviation of the training labels are a good
-        choice when labels are far from zero.
+        own unit. Use the mean and standard deviation of the training labels if labels
+        are far from zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl.objectives import MeanSquaredError
+    >>> objective = MeanSquaredError(nn.Linear(4, 1), center=20.0, scale=5.0)
+    >>> objective.predict(torch.rand(3, 4)).shape
+    torch.Size([3])
     """
 
     task: Task = "regression"
@@ -30,7 +39,7 @@ class MeanSquaredError(TopModelObjective):
         super().__init__(top)
         if not scale > 0.0:
             raise ConfigError(f"scale must be positive, got {scale}")
-        # Buffers, so that a checkpoint brings them along.
+        # Buffers, so that a checkpoint includes them.
         self.center: Tensor
         self.scale: Tensor
         self.register_buffer("center", torch.tensor(center))

@@ -28,7 +28,7 @@ def select(
     fraction: Annotated[
         float, typer.Option(help="Share of the training rows that is used.")
     ] = 0.1,
-    repeats: Annotated[int, typer.Option(help="Rehearsals of each candidate.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Trainings of each candidate.")] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the choice as JSON and nothing else.")
     ] = False,

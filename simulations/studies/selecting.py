@@ -13,7 +13,7 @@ from flower_vfl.objectives import (
     GAFM,
     DeltaChoice,
     GammaChoice,
-    Rehearsal,
+    SubsetTraining,
     select_delta,
     select_gamma,
 )
@@ -36,9 +36,9 @@ def choose_delta(
 ) -> DeltaChoice:
     """Return GAFM's Δ for a run; everything else is as the settings say."""
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
-    rehearsal = rehearsal_for(config, rows, fraction)
+    training = subset_training(config, rows, fraction)
     return select_delta(
-        rehearsal, lambda value: _with(config, rows[0], "delta", value), deltas, repeats
+        training, lambda value: _with(config, rows[0], "delta", value), deltas, repeats
     )
 
 
@@ -50,19 +50,19 @@ def choose_gamma(
 ) -> GammaChoice:
     """Return GAFM's γ for a run; everything else is as the settings say."""
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
-    rehearsal = rehearsal_for(config, rows, fraction)
+    training = subset_training(config, rows, fraction)
     return select_gamma(
-        rehearsal,
+        training,
         lambda value: _with(config, rows[0], "gamma", value),
         repeats,
         literal,
     )
 
 
-def rehearsal_for(
+def subset_training(
     config: RunConfig, rows: Sequence[PartyRows], fraction: float
-) -> Rehearsal:
-    """Return the rehearsal of a run."""
+) -> SubsetTraining:
+    """Return the training on a part of the rows for a run."""
     label = rows[0]
     if label.labels is None:
         raise ConfigError("the label party has no labels to choose settings with")
@@ -79,7 +79,7 @@ def rehearsal_for(
     def bottoms() -> list[nn.Module]:
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
 
-    return Rehearsal(
+    return SubsetTraining(
         [parts(party) for party in rows[1:]],
         as_tensors(label.labels)[0][training],
         bottoms,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import sys
 import typing
 from collections.abc import Iterator
 from importlib import import_module
@@ -65,9 +64,6 @@ def test_the_examples_of_a_public_name_run(name: str, undisturbed: None) -> None
     value = PUBLIC[name]
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     output: list[str] = []
-    # An example imports what it uses: it runs in an empty namespace.
-    for example in doctest.DocTestFinder().find(
-        value, name, module=sys.modules[value.__module__], globs={}
-    ):
+    for example in doctest.DocTestFinder().find(value, name):
         runner.run(example, out=output.append)
     assert not runner.failures, "".join(output)

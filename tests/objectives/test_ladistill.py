@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flower_vfl import ConfigError
 from flower_vfl.objectives import KDk, LADistill, train_teacher
-from flower_vfl.objectives.teacher import (
+from flower_vfl.objectives.ladistill import (
     anonymous_labels,
     top_classes,
     true_and_top_classes,

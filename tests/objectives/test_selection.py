@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from flower_vfl import ConfigError
 from flower_vfl.objectives import (
     GAFM,
-    Rehearsal,
-    Trial,
-    rehearse,
+    SubsetTraining,
     select_delta,
     select_gamma,
     selection,
 )
+from flower_vfl.objectives.selection import SubsetResult, train_on_subset
 
 ROWS = 400
 
@@ -27,13 +26,13 @@ def bottoms() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()) for _ in range(2)]
 
 
-def small(**settings: object) -> Rehearsal:
+def small(**settings: object) -> SubsetTraining:
     stream = torch.Generator().manual_seed(0)
     features = [[torch.randn(ROWS, 3, generator=stream)] for _ in range(2)]
     labels = (features[0][0][:, 0] + features[1][0][:, 0] > 0).long()
     usual = {"epochs": 15, "batch_size": 20, "fraction": 0.25}
     adam = partial(torch.optim.Adam, lr=0.02)
-    return Rehearsal(
+    return SubsetTraining(
         features,
         labels,
         bottoms,
@@ -46,8 +45,8 @@ def objective(delta: float = 0.05, gamma: float = 1.0) -> GAFM:
     return GAFM(1, delta=delta, gamma=gamma)
 
 
-def test_a_rehearsal_measures_what_it_says() -> None:
-    trial = rehearse(small(), objective)
+def test_a_training_measures_what_it_says() -> None:
+    trial = train_on_subset(small(), objective)
     assert set(trial.leak_auc) == {"norm", "mean", "median"}
     assert all(0.5 <= auc <= 1.0 for auc in trial.leak_auc.values())
     assert trial.train_auc > 0.7  # the orientation is right
@@ -55,15 +54,15 @@ def test_a_rehearsal_measures_what_it_says() -> None:
     assert trial.magnitudes["ce"] >= abs(trial.averages["ce"])
 
 
-def test_a_rehearsal_can_be_repeated_and_leaves_the_random_state_alone() -> None:
+def test_a_training_can_be_repeated_and_leaves_the_random_state_alone() -> None:
     before = torch.get_rng_state()
-    one, two = rehearse(small(), objective), rehearse(small(), objective)
+    one, two = train_on_subset(small(), objective), train_on_subset(small(), objective)
     assert one == two
-    assert one != rehearse(small(), objective, repeat=1)
+    assert one != train_on_subset(small(), objective, repeat=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_rehearsal_sees_a_part_of_the_rows_only() -> None:
+def test_a_training_sees_a_part_of_the_rows_only() -> None:
     seen: list[Tensor] = []
 
     class Watching(GAFM):
@@ -71,7 +70,7 @@ def test_a_rehearsal_sees_a_part_of_the_rows_only() -> None:
             seen.append(labels)
             return super().step(embedding, labels)
 
-    rehearse(small(epochs=2, fraction=0.1), partial(Watching, 1))
+    train_on_subset(small(epochs=2, fraction=0.1), partial(Watching, 1))
     assert sum(map(len, seen)) == 2 * ROWS // 10
 
 
@@ -79,14 +78,14 @@ def test_delta_has_the_smallest_mean_ratio(monkeypatch: pytest.MonkeyPatch) -> N
     leaks = {0.05: (0.6, 0.7, 0.8), 0.1: (0.5, 0.5, 0.5), 0.5: (0.9, 0.9, 0.9)}
     utility = {0.05: 0.9, 0.1: 0.5, 0.5: 0.95}
 
-    def acted(rehearsal: Rehearsal, make: Callable[[], GAFM], repeat: int) -> Trial:
+    def fake(_: SubsetTraining, make: Callable[[], GAFM], repeat: int) -> SubsetResult:
         made = make()
         norm, mean, median = leaks[made.delta]
         shift = 0.01 * repeat
         known = {"norm": norm, "mean": mean + shift, "median": median}
-        return Trial(utility[made.delta], known, {}, {})
+        return SubsetResult(utility[made.delta], known, {}, {})
 
-    monkeypatch.setattr(selection, "rehearse", acted)
+    monkeypatch.setattr(selection, "train_on_subset", fake)
     choice = select_delta(small(), objective, tuple(leaks), repeats=3)
     assert choice.delta == 0.05
     expected = (0.6 + 0.7 + 0.8 + 0.01) / 3 / 0.9
@@ -104,13 +103,13 @@ def test_gamma_balances_the_parts(
 ) -> None:
     gammas: list[float] = []
 
-    def acted(rehearsal: Rehearsal, make: Callable[[], GAFM], repeat: int) -> Trial:
+    def fake(_: SubsetTraining, make: Callable[[], GAFM], repeat: int) -> SubsetResult:
         made = make()
         gammas.append(made.gamma)
         sizes = {"gan": 0.1 + 0.02 * repeat, "ce": 0.5 + 0.1 * repeat}
-        return Trial(0.9, {}, sizes, {"gan": -0.04, "ce": 0.8})
+        return SubsetResult(0.9, {}, sizes, {"gan": -0.04, "ce": 0.8})
 
-    monkeypatch.setattr(selection, "rehearse", acted)
+    monkeypatch.setattr(selection, "train_on_subset", fake)
     make = partial(objective, 0.05)
     choice = select_gamma(small(), make, repeats=2, literal=literal)
     assert choice.gamma == pytest.approx(expected)
@@ -130,11 +129,11 @@ def test_several_classes_and_a_chosen_delta() -> None:
     def three() -> Sequence[nn.Module]:
         return [nn.Linear(3, 3)]
 
-    rehearsal = Rehearsal(
+    training = SubsetTraining(
         [[features]], features.argmax(dim=1), three, 0.5, 3, 30, seed=1
     )
     choice = select_delta(
-        rehearsal, lambda d: GAFM(3, classes=3, delta=d), (0.1, 0.6), repeats=1
+        training, lambda d: GAFM(3, classes=3, delta=d), (0.1, 0.6), repeats=1
     )
     assert choice.delta in (0.1, 0.6)
 
@@ -149,7 +148,7 @@ def test_settings_out_of_range(settings: dict[str, object], words: str) -> None:
 
 
 def test_rows_of_one_class_are_refused() -> None:
-    rehearsal = small()
-    one = Rehearsal(rehearsal.features, torch.ones(ROWS), bottoms, epochs=1)
+    training = small()
+    one = SubsetTraining(training.features, torch.ones(ROWS), bottoms, epochs=1)
     with pytest.raises(ConfigError, match="one class"):
-        rehearse(one, objective)
+        train_on_subset(one, objective)
