@@ -1,4 +1,4 @@
-"""Names with parameters in one config string: ``"mlp:hidden=64+32,dropout=0.1"``."""
+"""Config strings with a name and parameters: ``"mlp:hidden=64+32,dropout=0.1"``."""
 
 import inspect
 import math
@@ -23,7 +23,7 @@ _SCALARS: dict[Any, str] = {
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
-    """Split a config string into a name and its parameters, still as text.
+    """Split a config string into a name and its parameters as text.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
 def build_from_spec(
     kind: str, text: str, known: Mapping[str, Callable[..., T]], *given: object
 ) -> T:
-    """Build what a config string names."""
+    """Build the object that a config string describes."""
     name, raw = parse_spec(text)
     if name not in known:
         raise unknown_name(kind, name, known)
@@ -69,11 +69,11 @@ def typed_arguments(
     factory: Callable[..., object],
     given: int = 0,
 ) -> dict[str, Any]:
-    """Turn parameters that are text into what a callable's signature asks for.
+    """Convert text parameters to the types of a callable's signature.
 
-    The annotation decides, or without one the type of the default: ``bool``, ``int``,
-    ``float``, ``str``, ``Literal``, a tuple or sequence of those (written ``a+b``, and
-    ``none`` for the empty one), and unions of them; ``none`` stands for ``None``.
+    The annotation decides, or else the type of the default: ``bool``, ``int``,
+    ``float``, ``str``, ``Literal``, tuples or sequences of those (``a+b``, or ``none``
+    if empty), and unions of them; ``none`` is ``None``.
     """
     settable = {
         parameter.name: parameter
@@ -110,7 +110,7 @@ def typed_arguments(
 def _parameters(factory: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the parameters of a callable, with types for annotations."""
     if isinstance(factory, type) and is_dataclass(factory):
-        # A field's annotation belongs to the module of the class that has it.
+        # Annotations of inherited fields are resolved in their own modules.
         types_by_name = get_type_hints(factory)
         return [
             parameter.replace(annotation=types_by_name[parameter.name])
@@ -131,7 +131,7 @@ def _wanted(parameter: inspect.Parameter) -> Any:
 
 
 def _show(parameter: inspect.Parameter) -> str:
-    """Write a parameter and its default as they would stand in a config string."""
+    """Write a parameter and its default as in a config string."""
     default = parameter.default
     if default is inspect.Parameter.empty:
         return f"{parameter.name} (required)"
@@ -139,7 +139,7 @@ def _show(parameter: inspect.Parameter) -> str:
 
 
 def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
-    """Return the config string from which an object can be built again."""
+    """Return the config string that describes an object."""
     parameters = []
     for parameter in _parameters(factory):
         value = getattr(built, parameter.name)
@@ -171,7 +171,7 @@ def _items(wanted: Any) -> tuple[Any, ...] | None:
 
 
 def _describe(wanted: Any) -> str | None:
-    """Say in words what a type admits; None if text cannot be turned into it."""
+    """Describe the values of a type; None if text cannot be converted to it."""
     if wanted in _SCALARS:
         return _SCALARS[wanted]
     if get_origin(wanted) is Literal:
@@ -186,7 +186,7 @@ def _describe(wanted: Any) -> str | None:
 
 
 def _convert(text: str, wanted: Any) -> Any:
-    """Read one value; a ValueError says that the text does not fit the type."""
+    """Convert text to a type; raise ValueError if it does not fit."""
     if wanted is bool:
         if text.lower() not in ("true", "false"):
             raise ValueError(text)
@@ -215,7 +215,7 @@ def _convert(text: str, wanted: Any) -> Any:
 
 
 def _convert_union(text: str, members: tuple[Any, ...]) -> Any:
-    """Take the first member that fits, None first and text last."""
+    """Use the first member that fits, trying None first and text last."""
     for member in sorted(members, key=lambda m: (m is not type(None), m is str)):
         try:
             return _convert(text, member)
@@ -225,7 +225,7 @@ def _convert_union(text: str, members: tuple[Any, ...]) -> Any:
 
 
 def _convert_items(text: str, items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Read ``a+b``, checking the length if the type fixes one."""
+    """Convert ``a+b``, checking the length of a fixed tuple."""
     parts = [] if text.lower() == "none" else [p.strip() for p in text.split("+")]
     if len(items) == 1 or items[-1] is Ellipsis:
         items = (items[0],) * len(parts)

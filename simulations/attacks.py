@@ -1,4 +1,4 @@
-"""Attacks of a run by name: scores on every gradient, completion at the end."""
+"""Attacks of a run by name: scores of gradients, and model completion at the end."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .config import RunConfig
 from .models import build_bottom
 from .parties import PartyRows, load_rows, make_passive
 
-_NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that does not go on with a parameter
+_NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
 
 
 @dataclass(frozen=True)
 class Passive(ModelCompletion):
-    """Model completion by one passive party that trains as it should."""
+    """Model completion by one passive party that trains honestly."""
 
     party: int = 1
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse fewer than one seed."""
         super().__post_init__()
         if self.seeds < 1:
             raise ConfigError(f"seeds must be at least 1, got {self.seeds}")
@@ -53,14 +53,14 @@ class Passive(ModelCompletion):
         return [self.party] if self.party else list(range(1, parties + 1))
 
     def settings(self, seed: int) -> ModelCompletion:
-        """Return the attack of one repetition."""
+        """Return the attack with the seed of one repetition."""
         own = {f.name: getattr(self, f.name) for f in fields(ModelCompletion)}
         return replace(ModelCompletion(**own), seed=self.seed + seed)
 
 
 @dataclass(frozen=True)
 class Active(Passive):
-    """The same by a party that has trained with a malicious optimizer."""
+    """Model completion by a party that trains with a malicious optimizer."""
 
     gamma: float = 1.0
 
@@ -69,7 +69,7 @@ COMPLETIONS: dict[str, Callable[..., Passive]] = {"passive": Passive, "active": 
 
 
 def membership(joint: bool = False) -> Membership:
-    """Return how the spectral attack looks for who holds which rows of a union."""
+    """Return the mode of the spectral membership attack."""
     return "joint" if joint else "own"
 
 
@@ -77,12 +77,12 @@ MEMBERSHIP: dict[str, Callable[..., Membership]] = {"membership": membership}
 
 
 def split_attacks(text: str) -> list[str]:
-    """Return the config strings of several attacks that are separated by commas."""
+    """Split a setting into the config strings of its attacks."""
     return [part.strip() for part in _NEXT.split(text) if part.strip()]
 
 
 def leakage_of(config: RunConfig) -> Leakage | None:
-    """Return what a run measures about every gradient, None if nothing."""
+    """Return the leakage measurements of a run, None if there are none."""
     known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
     scores: list[str] = []
     told: Membership = ""
@@ -110,7 +110,7 @@ def leakage_of(config: RunConfig) -> Leakage | None:
 
 
 def check_attacks(config: RunConfig) -> None:
-    """Refuse attacks that cannot work, before the training."""
+    """Refuse attacks that cannot work."""
     leakage_of(config)
     attacks = completions_of(config)
     if not attacks:
@@ -121,17 +121,17 @@ def check_attacks(config: RunConfig) -> None:
         for index in attack.attackers(config.parties):
             kinds.setdefault(index, set()).add(gamma)
     for index, gammas in kinds.items():
-        if len(gammas) > 1:  # it trains one way only, which decides what is measured
+        if len(gammas) > 1:  # it trains with one optimizer only
             raise ConfigError(
-                f"party {index} attacks in several ways that do not go together in one "
-                "run: passive, or active with one gamma; run once for each"
+                f"party {index} cannot combine these attacks in one run: choose "
+                "passive, or active with one gamma, and run once for each"
             )
         optimizer_of(config, index)
     _classes_of(load_rows(config, 0))
 
 
 def _classes_of(label: PartyRows) -> Tensor:
-    """Return the class of every row, or refuse a task without classes."""
+    """Return the class of every row; refuse a regression."""
     if label.task == "regression" or label.labels is None:
         raise ConfigError("model completion infers classes; this task is a regression")
     return torch.tensor(label.labels.tolist(), dtype=torch.int64)
@@ -147,7 +147,7 @@ def completions_of(config: RunConfig) -> dict[str, Passive]:
 
 
 def optimizer_of(config: RunConfig, index: int) -> OptimizerFactory:
-    """Return the optimizer of a passive party: a malicious one for an active attack."""
+    """Return a passive party's optimizer, malicious if it attacks actively."""
     for attack in completions_of(config).values():
         if isinstance(attack, Active) and index in attack.attackers(config.parties):
             return _malicious(config.optimizer, attack.gamma)
@@ -167,11 +167,11 @@ def _malicious(text: str, gamma: float) -> OptimizerFactory:
 
 
 def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
-    """Run the model-completion attacks of a run on the modules that it saved."""
+    """Run the model-completion attacks of a run on its saved modules."""
     attacks = completions_of(config)
     if not attacks:
         return []
-    if config.threads:  # as for the parties: sums depend on it
+    if config.threads:  # as for the parties, for equal results
         torch.set_num_threads(config.threads)
     label = load_rows(config, 0)
     found = []
@@ -221,5 +221,5 @@ def _figures(result: CompletionResult) -> dict[str, Any]:
         "labels_only_test": result.baseline_test_success,
     }
     known = {k: v for k, v in figures.items() if v is not None and not math.isnan(v)}
-    # JSON has no word for what is not a number.
+    # JSON has no NaN.
     return {"metric": result.metric, **{k: known.get(k) for k in figures}}

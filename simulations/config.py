@@ -1,4 +1,4 @@
-"""The settings of a run: one object for the command line, ``flwr run`` and results."""
+"""The settings of a run, shared by the command line, ``flwr run`` and results."""
 
 from __future__ import annotations
 
@@ -15,58 +15,64 @@ TRANSPORTS = ("resident", "plain")
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _T = TypeVar("_T", str, int, float, bool)
 
-# Headings of the help; a setting without one has no option on the command line.
+# Panels of the help; a setting without a panel has no option on the command line.
 DATA, FILES, MODEL, TRAIN = "Data", "Own files", "Model", "Training"
 DEFENSE, ATTACK, RUN = "Defense", "Attacks", "Run"
 
 
 def setting(default: _T, help: str, panel: str = "") -> _T:
-    """Return a field of `RunConfig` that says what it is for."""
+    """Return a field of `RunConfig` with its help text."""
     return field(default=default, metadata={"help": help, "panel": panel})
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run; each field says what it is for.
+    """The settings of a run.
 
-    In ``flwr run`` every field is a key of ``[tool.flwr.app.config]`` with dashes for
-    underscores; on the command line most are options.
+    In ``flwr run`` every field is a key of ``[tool.flwr.app.config]``, with dashes
+    instead of underscores. On the command line most fields are options.
+
+    Examples
+    --------
+    >>> config = RunConfig(dataset="digits", batch_size=64)
+    >>> config.to_run_config()["batch-size"]
+    64
     """
 
     dataset: str = setting(
         "breast-cancer",
-        "A dataset by name, where no files are given: {datasets}.",
+        "Dataset to use if no files are given: {datasets}.",
         DATA,
     )
-    target: str = setting("", "Another target of a dataset that has several.", DATA)
-    limit: int = setting(0, "Use so many rows only; 0: all.", DATA)
+    target: str = setting("", "Target of a dataset that has several.", DATA)
+    limit: int = setting(0, "Maximum number of rows; 0: all.", DATA)
     data_dir: str = setting(
-        "", "Folder of the dataset files, if not the usual one.", DATA
+        "", "Folder of the dataset files, if not the default one.", DATA
     )
     label_party: str = setting(
         "", "CSV or Parquet file of the party that holds the labels.", FILES
     )
-    passive: str = setting("", "File of a passive party; once for each.", FILES)
+    passive: str = setting("", "File of a passive party; repeatable.", FILES)
     id_column: str = setting("id", "Column with the ids that all files share.", FILES)
-    label_column: str = setting("", "The label party's label column.", FILES)
+    label_column: str = setting("", "Label column in the label party's file.", FILES)
     task: str = setting(
-        "", "binary, multiclass or regression; found out if not given.", FILES
+        "", "binary, multiclass or regression; inferred if not given.", FILES
     )
     alignment: str = setting(
         "none",
-        "How files with different ids are aligned: psu (train on all ids, nobody "
-        "learns which are shared), psi (train on those that all have) or none.",
+        "How to align files with different ids: psu (train on the union; no party "
+        "learns which ids are shared), psi (train on the intersection) or none.",
         FILES,
     )
-    group: str = setting("ristretto255", "What alignment computes in: {groups}.", FILES)
-    padding: int = setting(0, "Dummy ids of each party in the alignment.", FILES)
+    group: str = setting("ristretto255", "Group of the alignment: {groups}.", FILES)
+    padding: int = setting(0, "Dummy ids that each party adds to the alignment.", FILES)
     normalise: str = setting(
-        "", "How ids are spelled before they are aligned: {normalisers}.", FILES
+        "", "How to normalise ids before the alignment: {normalisers}.", FILES
     )
     parties: int = setting(2, "Number of passive parties.", DATA)
     split: str = setting(
         "even",
-        "How columns are divided: even, fractions=0.3,0.7, widths=10,20, "
+        "How to divide columns: even, fractions=0.3,0.7, widths=10,20, "
         "dirichlet=0.5 or columns=age+income|height.",
         DATA,
     )
@@ -77,40 +83,40 @@ class RunConfig:
     )
     absent_labels: float = setting(
         0.0,
-        "Share of training rows that the label party lacks; simulations only.",
+        "Fraction of training rows without labels; simulations only.",
         DATA,
     )
     absent_features: float = setting(
-        0.0, "Share that each passive party lacks; simulations only.", DATA
+        0.0,
+        "Fraction of training rows that each passive party lacks; simulations only.",
+        DATA,
     )
     synthetic_labels: str = setting(
-        "majority", "What stands in for missing labels: {label_stand_ins}.", TRAIN
+        "majority", "Imputation of missing labels: {label_imputers}.", TRAIN
     )
     synthetic_features: str = setting(
-        "sampling", "What stands in for missing features: {feature_stand_ins}.", TRAIN
+        "sampling", "Imputation of missing features: {feature_imputers}.", TRAIN
     )
     calibration: str = setting(
         "",
-        "Undo what synthetic rows do to predictions: te when they are made, tr in the "
-        "loss.",
+        "Calibrate predictions for synthetic rows: te at prediction, tr in the loss.",
         TRAIN,
     )
     bottom: str = setting(
         "auto",
-        "Bottom model of every party, with parameters as in mlp:hidden=64+32: auto, "
-        "{bottoms}.",
+        "Bottom model of every party, e.g. mlp:hidden=64+32: auto, {bottoms}.",
         MODEL,
     )
     top: str = setting("linear", "Top model: {tops}.", MODEL)
     width: int = setting(16, "Width of each party's cut layer.", MODEL)
     aggregation: str = setting(
         "concat",
-        "How embeddings are joined: concat, sum, mean, max or product.",
+        "How to aggregate embeddings: concat, sum, mean, max or product.",
         MODEL,
     )
     objective: str = setting(
         "auto",
-        "What the label party optimises, as in gafm:delta=0.05: auto (by the task), "
+        "Objective of the label party, e.g. gafm:delta=0.05: auto (by the task), "
         "{objectives}.",
         MODEL,
     )
@@ -121,15 +127,15 @@ class RunConfig:
     )
     learning_rate: str = setting(
         "",
-        "For all parties (0.01) or by name (label=0.01,passive-1=0.001); the "
-        "optimizer's own if not given.",
+        "Learning rate of all parties (0.01) or by name (label=0.01,passive-1=0.001); "
+        "the optimizer's if not given.",
         TRAIN,
     )
     defense: str = setting(
         "",
-        "What is done to each gradient before it leaves, with parameters as in "
+        "Gradient transform applied before a gradient leaves the label party, e.g. "
         "marvell:s=4: {defenses}. 'a | b' applies two in order, '@1 none @5 iso' "
-        "begins with epoch 5, 'passive-1=iso:t=9; *=iso' is by party.",
+        "starts at epoch 5, 'passive-1=iso:t=9; *=iso' chooses by party.",
         DEFENSE,
     )
     defense_at: str = setting(
@@ -137,68 +143,70 @@ class RunConfig:
     )
     reproducible_noise: bool = setting(
         False,
-        "Whether defenses and synthetic rows are drawn from the seed. For simulations: "
-        "whoever knows the seed can undo both, and every party knows it.",
+        "Draw the noise of defenses and synthetic rows from the seed. For simulations "
+        "only: every party knows the seed and could remove the noise.",
     )
     attack: str = setting(
         "",
-        "Attacks, also several with commas. On every gradient: {scores}. On the "
-        "trained bottom model: {completions}, as in passive:labels=40,party=1,seeds=3. "
-        "Who holds which rows: membership, or membership:joint=true with labels.",
+        "Attacks, separated by commas. On every gradient: {scores}. On the trained "
+        "bottom model: {completions}, e.g. passive:labels=40,party=1,seeds=3. On which "
+        "rows a party holds: membership, or membership:joint=true with labels.",
         ATTACK,
     )
     leak_limit: float = setting(
-        0.0, "What the leak AUC of no score attack may exceed; 0: no limit.", ATTACK
+        0.0, "Maximum leak AUC allowed for any score attack; 0: no limit.", ATTACK
     )
     leak_action: str = setting(
         "warn",
-        "What happens then: warn, stop or raise (the defense's strength).",
+        "What to do above the limit: warn, stop or raise (the defense's strength).",
         ATTACK,
     )
-    leak_window: int = setting(20, "Steps over which it is averaged.", ATTACK)
-    leak_every: int = setting(1, "Steps between two measurements.", ATTACK)
+    leak_window: int = setting(20, "Steps that the leak AUC is averaged over.", ATTACK)
+    leak_every: int = setting(1, "Steps between two leak measurements.", ATTACK)
     coalitions: str = setting(
         "",
-        "Parties that attack together: passive-1+passive-2, several with commas, or "
-        "all.",
+        "Parties that attack together, e.g. passive-1+passive-2; several separated by "
+        "commas, or all.",
         ATTACK,
     )
     leak_baseline: bool = setting(
-        False, "Attack random gradients too, for comparison.", ATTACK
+        False, "Also attack random gradients, for comparison.", ATTACK
     )
     leak_layers: bool = setting(
         False, "Measure every layer of the bottom models; simulations only.", ATTACK
     )
     epochs: int = setting(20, "Number of epochs.", TRAIN)
-    batch_size: int = setting(256, "Rows of a batch; 0: all.", TRAIN)
-    seed: int = setting(0, "Decides everything that is random.", TRAIN)
+    batch_size: int = setting(256, "Rows per batch; 0: all.", TRAIN)
+    seed: int = setting(0, "Seed of the run.", TRAIN)
     test_fraction: float = setting(
-        0.2, "Share of rows for the test, where the data has no split.", DATA
+        0.2, "Fraction of test rows, if the data has no test set.", DATA
     )
-    valid_fraction: float = setting(0.0, "Share of rows for early stopping.", DATA)
+    valid_fraction: float = setting(0.0, "Fraction of validation rows.", DATA)
     evaluate_every: int = setting(1, "Epochs between evaluations.", TRAIN)
     train_metrics: bool = setting(
-        False, "Evaluate the training rows too, once at the end; simulations only."
+        False, "Also evaluate the training rows at the end; simulations only."
     )
     patience: int = setting(
         0,
-        "Stop after so many evaluations without improvement on the validation rows; "
-        "0: never.",
+        "Evaluations without improvement on the validation rows before stopping; 0: "
+        "never stop early.",
         TRAIN,
     )
     track: str = setting(
         "",
-        "Where metrics go while it runs, several with commas: {trackers}, as in "
-        "tensorboard:folder=board; TensorBoard's folder is in --out if not given.",
+        "Experiment trackers, separated by commas: {trackers}, e.g. "
+        "tensorboard:folder=board; TensorBoard writes into --out by default.",
         RUN,
     )
-    device: str = setting("auto", "Where parties compute: auto, cpu, cuda, ...", RUN)
-    threads: int = setting(1, "Threads of each party. Sums depend on it.", RUN)
+    device: str = setting("auto", "Device of the parties: auto, cpu, cuda, ...", RUN)
+    threads: int = setting(
+        1, "Threads per party; slightly changes floating-point results.", RUN
+    )
     capture: int = setting(
-        0, "Rows that are kept in --out for the pictures of 'flower-vfl report'.", RUN
+        0, "Rows to save in --out for the pictures of 'flower-vfl report'.", RUN
     )
     watch_memory: bool = setting(
-        False, "Measure the memory of all processes of the run, with psutil.", RUN
+        False, "Measure the memory of all processes of the run (needs psutil).", RUN
     )
     checkpoint_every: int = setting(0, "Steps between checkpoints; 0: none.", TRAIN)
     resume: bool = setting(
@@ -209,26 +217,24 @@ class RunConfig:
     timeout: float = setting(600.0, "Seconds to wait for a party.")
     transport: str = setting(
         "resident",
-        "How messages travel under Flower: resident opens a session with each party "
-        "that stays in memory; plain uses Flower's messages for each step.",
+        "Transport under Flower: resident keeps each party in memory with an open "
+        "session; plain sends Flower messages for each step.",
     )
-    address: str = setting("127.0.0.1:0", "Where the server listens for sessions.")
-    advertise: str = setting("", "What parties dial, if it is another address.")
-    certificate: str = setting("", "The server's TLS certificate for sessions.")
-    private_key: str = setting("", "Its private key.")
-    root_certificate: str = setting(
-        "", "Certificate that parties trust, if it is another one."
-    )
-    insecure: bool = setting(False, "Allow sessions without TLS beyond this machine.")
+    address: str = setting("127.0.0.1:0", "Address that the server listens on.")
+    advertise: str = setting("", "Address that parties connect to, if different.")
+    certificate: str = setting("", "TLS certificate of the server for sessions.")
+    private_key: str = setting("", "Private key of the certificate.")
+    root_certificate: str = setting("", "Certificate that parties trust, if different.")
+    insecure: bool = setting(False, "Allow sessions with other machines without TLS.")
     wire_dtype: str = setting(
-        "", "float16 or bfloat16 halves what travels; empty sends all digits."
+        "", "float16 or bfloat16 halves the traffic; empty keeps float32."
     )
     silence: float = setting(
-        30.0, "Seconds that a party may be out of reach before it is given up."
+        30.0, "Seconds without contact before a party is considered lost."
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no part of a run could work with."""
+        """Refuse settings that cannot work."""
         least_values = {"parties": 1, "width": 1, "epochs": 1, "limit": 0, "capture": 0}
         for name, least in least_values.items():
             value = getattr(self, name)
@@ -250,10 +256,10 @@ class RunConfig:
             )
         if bool(self.label_party) != bool(self.passive):
             raise ConfigError(
-                "files are needed for the label party and for every passive party"
+                "give a file for the label party and for every passive party"
             )
         if self.label_party and not self.label_column:
-            raise ConfigError(f"which column of '{self.label_party}' is the label?")
+            raise ConfigError(f"set label-column: the label of '{self.label_party}'")
 
     def passive_files(self) -> list[str]:
         """Return the files of the passive parties."""
@@ -265,7 +271,7 @@ class RunConfig:
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, Any]) -> RunConfig:
-        """Return the settings that a run config holds; what it lacks is the default."""
+        """Return the settings of a run config, with defaults for missing keys."""
         known = {key(f.name): f for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in config.items():
@@ -284,12 +290,12 @@ class RunConfig:
 
 
 def key(name: str) -> str:
-    """Return a field's name as a key of Flower's run config."""
+    """Return the run-config key of a field."""
     return name.replace("_", "-")
 
 
 def parse_rates(text: str) -> float | dict[str, float] | None:
-    """Return the learning rates that a setting stands for."""
+    """Return the learning rates that a setting describes."""
     if not text:
         return None
     try:

@@ -15,9 +15,9 @@ from flower_vfl.strategies import build_defense, defense_spec
 from .attacks import split_attacks
 from .config import RunConfig
 
-OPTIONS = {"bottom": "model"}  # a setting whose option has another name
-LISTS = ("passive", "attack")  # a text with commas, an option given repeatedly
-_OF_RUN = {"out", "resume"}  # options of one command
+OPTIONS = {"bottom": "model"}  # settings whose option has another name
+LISTS = ("passive", "attack")  # comma-separated text, repeatable options
+_OF_RUN = {"out", "resume"}  # options of `run` only
 _SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
 
 
@@ -37,7 +37,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             settings[name] = ",".join(map(str, settings[name]))
     files = [name for name in str(settings.get("passive", "")).split(",") if name]
     counted = {"parties": len(files)} if files else {}
-    RunConfig.from_run_config({**counted, **settings})  # unknown keys, wrong types
+    RunConfig.from_run_config({**counted, **settings})  # checks keys and types
     return settings
 
 
@@ -48,10 +48,10 @@ def defaults_of(path: Path) -> dict[str, Any]:
         option = name.replace("-", "_")
         if option not in _SETTABLE:
             raise ConfigError(
-                f"'{path}': '{name}' is set by the command itself; it is for flwr run"
+                f"'{path}': '{name}' is set by the command itself; use it with flwr run"
             )
         if name == "out" and not value:
-            continue  # an empty path would be the folder one is in
+            continue  # an empty path would be the current folder
         if name in LISTS:
             value = split_attacks(value)
         defaults[OPTIONS.get(option, option)] = value

@@ -1,4 +1,4 @@
-"""The party of a node, made there from the run config and the node config."""
+"""Build the party of a node from the run config and the node config."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .plugins import load_plugins
 
 
 def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
-    """Return a node's settings and rows, and keep what prediction will need."""
-    load_plugins()  # this may be the first thing that happens in a process
+    """Return a node's settings and rows; store what prediction needs later."""
+    load_plugins()  # a client process starts here
     config = RunConfig.from_run_config(context.run_config)
     file = context.node_config.get("data")
     number = context.node_config.get("partition-id")
@@ -55,24 +55,21 @@ def passive_at(context: Context) -> PassiveParty:
     number = context.node_config.get("partition-id")
     if number is None or not _simulated(context):
         return make_passive(config, rows)
-    # An attack that is ordered by the run config is for simulated parties only.
+    # Only a simulated party attacks because the run config says so.
     return make_passive(config, rows, optimizer_of(config, int(number)), True)
 
 
 def label_at(context: Context) -> LabelParty:
     """Return the label party of a node.
 
-    A simulated node, which has neither a role nor data of its own, trusts the server;
-    any other only if its node config says ``trust-server = true``.
+    A simulated node, without role and data of its own, trusts the server; any other
+    only if its node config says ``trust-server = true``.
     """
     return make_label(*rows_at(context), trust_server=_simulated(context))
 
 
 def aligning_at(context: Context) -> AlignmentSettings:
-    """Return what a node brings to an alignment of ids.
-
-    A simulated node trusts the server; any other only as its node config says.
-    """
+    """Return a node's alignment settings; a simulated node trusts the server."""
     own = AlignmentSettings.from_node(context.node_config)
     config = RunConfig.from_run_config(context.run_config)
     normalise = own.normalise or config.normalise or None

@@ -21,8 +21,7 @@ from flower_vfl.objectives import (
 )
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.simulations.datasets.types import InputSpec
-from flower_vfl.simulations.datasets.types import Task
+from flower_vfl.simulations.datasets.types import InputSpec, Task
 from flower_vfl.specs import build_from_spec, parse_spec
 
 from .config import RunConfig
@@ -45,7 +44,31 @@ _SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoi
 
 @dataclass(frozen=True)
 class Setup:
-    """What an objective is built for."""
+    """What an objective is built from: the settings and the label party's data.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings of the run.
+    task : Task
+        ``"binary"``, ``"multiclass"`` or ``"regression"``.
+    classes : int
+        Number of classes; 0 for a regression.
+    joined : int
+        Width of the aggregated embeddings.
+    own : InputSpec | None
+        The label party's own features, if it has any.
+    center : float (default: 0.0)
+        Mean of the training labels of a regression.
+    scale : float (default: 1.0)
+        Standard deviation of the training labels of a regression.
+
+    Examples
+    --------
+    >>> setup = Setup(RunConfig(top="linear"), "binary", 2, joined=16, own=None)
+    >>> setup.top().out_width
+    1
+    """
 
     config: RunConfig
     task: Task
@@ -67,12 +90,12 @@ class Setup:
 
 
 def cross_entropy(setup: Setup) -> Objective:
-    """Return vanilla split learning."""
+    """Return the cross entropy of vanilla split learning."""
     return CrossEntropy(setup.top(), setup.classes)
 
 
 def mean_squared_error(setup: Setup) -> Objective:
-    """Return a regression of centred and scaled labels."""
+    """Return the mean squared error of standardised labels."""
     return MeanSquaredError(setup.top(), setup.center, setup.scale)
 
 
@@ -86,7 +109,7 @@ def gafm(
     parts: Parts = "both",
     squashed: Literal["auto", "yes", "no"] = "auto",
 ) -> Objective:
-    """Return GAFM; there is no top model."""
+    """Return GAFM, which has no top model."""
     sigmoid = squashed == "yes"
     if squashed == "auto":
         name, parameters = parse_spec(setup.config.bottom)
@@ -104,7 +127,7 @@ def gafm_original(
     clip: float = 0.01,
     literal: bool = False,
 ) -> Objective:
-    """Return the first form of GAFM; there is no top model."""
+    """Return the original GAFM, which has no top model."""
     center, scale = setup.center, setup.scale
     task: Literal["binary", "regression"] = "binary"
     if setup.task == "regression":
@@ -143,7 +166,7 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
     """Return the objective of a run, with its top model."""
     task = rows.task
     if task is None:
-        raise ConfigError("the label party's task is not known")
+        raise ConfigError("the label party's task is unknown; set task")
     text = config.objective
     name, _ = parse_spec(text)
     if name == "auto":
@@ -160,7 +183,7 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
 
 
 def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
-    """Return what the objective of a run is built for."""
+    """Return what the objective of a run is built from."""
     embeddings = config.parties + bool(rows.data.inputs)
     joined = config.width * (embeddings if config.aggregation == "concat" else 1)
     center, scale = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Methods of one's own: modules whose defenses, attacks and objectives get names here.
+"""Plugins: modules that register defenses, attacks, objectives and presets by name.
 
 A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
 
@@ -8,10 +8,10 @@ A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
   :class:`flower_vfl.simulations.objectives.Setup`) and the tasks that it is for;
 - ``PRESETS``: a function that returns ``objective`` and ``defense`` by name.
 
-The environment variable ``FLOWER_VFL_PLUGINS`` names plugins, separated by commas. It
-reaches every process of a run on this machine. In a deployment each node has its own:
-what code a party loads is not for the server to say. An installed package can name its
-module in the entry-point group ``flower_vfl.plugins`` instead.
+The environment variable ``FLOWER_VFL_PLUGINS`` lists plugins, separated by commas. It
+reaches every process of a run on this machine. In a deployment each node sets its own,
+because the server must not decide what code a party loads. An installed package can
+name its module in the entry-point group ``flower_vfl.plugins`` instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .presets import PRESETS
 
 VARIABLE = "FLOWER_VFL_PLUGINS"
 GROUP = "flower_vfl.plugins"
-# What plugins have added, by the name of the registry.
+# Names that plugins have added to each registry.
 ADDED: dict[str, list[str]] = {}
 _REGISTRIES: dict[str, dict[str, Any]] = {
     "DEFENSES": DEFENSES,
@@ -49,22 +49,43 @@ _LOADED: set[str] = set()  # a plugin is loaded once per process
 
 
 def plugin_names() -> list[str]:
-    """Return the plugins that the environment names."""
+    """Return the plugins that the environment variable lists."""
     listed = os.environ.get(VARIABLE, "").split(",")
     return [name.strip() for name in listed if name.strip()]
 
 
 def use_plugins(names: Iterable[str]) -> None:
-    """Load plugins, here and in every process that this one starts."""
+    """Load plugins in this process and in every process that it starts.
+
+    Parameters
+    ----------
+    names : Iterable[str]
+        Modules or ``.py`` files.
+
+    Examples
+    --------
+    >>> use_plugins([])  # those of the environment variable
+    """
     known = [*plugin_names(), *names]
-    if known:  # another process may have another working folder
+    if known:  # absolute paths: another process may have another working folder
         paths = [str(Path(n).resolve()) if n.endswith(".py") else n for n in known]
         os.environ[VARIABLE] = ",".join(dict.fromkeys(paths))
     load_plugins()
 
 
 def load_plugins(names: Iterable[str] | None = None) -> None:
-    """Give names to what plugins hold; what is loaded already is left alone."""
+    """Register the methods of plugins that are not loaded yet.
+
+    Parameters
+    ----------
+    names : Iterable[str] | None (default: None)
+        Modules or ``.py`` files; None loads installed plugins and those of the
+        environment variable.
+
+    Examples
+    --------
+    >>> load_plugins()
+    """
     if names is None:
         installed = [entry.module for entry in entry_points(group=GROUP)]
         names = [*installed, *plugin_names()]
@@ -75,7 +96,7 @@ def load_plugins(names: Iterable[str] | None = None) -> None:
 
 
 def added(kind: str, given: int = 0) -> list[str]:
-    """Return what plugins have added and what can be built without parameters."""
+    """Return what plugins added and what can be built without parameters."""
     ready = []
     for name in ADDED.get(kind, []):
         with suppress(ConfigError):
@@ -89,15 +110,15 @@ def _import(name: str) -> ModuleType:
         if not name.endswith(".py"):
             return importlib.import_module(name)
         path = Path(name).resolve()
-        # A name that no other module has; type hints are looked up by it.
+        # A unique name: type hints are looked up by it.
         full = f"flower_vfl_plugin_{len(_LOADED)}_{path.stem}"
         spec = importlib.util.spec_from_file_location(full, path)
-        assert spec is not None and spec.loader is not None  # for a .py it is there
+        assert spec is not None and spec.loader is not None  # true for a .py file
         module = importlib.util.module_from_spec(spec)
         sys.modules[full] = module
         spec.loader.exec_module(module)
         return module
-    except Exception as error:  # whatever a module does while it is loaded
+    except Exception as error:  # a module may raise anything while it is loaded
         raise ConfigError(
             f"cannot load the plugin '{name}': {type(error).__name__}: {error}; give a "
             "module that Python can import, or the path of a .py file"
@@ -112,8 +133,8 @@ def _register(plugin: str, module: ModuleType) -> None:
         for name, method in methods.items():
             if name in _REGISTRIES[kind]:
                 raise ConfigError(
-                    f"the plugin '{plugin}' adds '{name}' to {kind}, which has one of "
-                    "that name; choose another"
+                    f"the plugin '{plugin}' adds '{name}' to {kind}, which already has "
+                    "it; choose another name"
                 )
             if kind == "OBJECTIVES":
                 method, OBJECTIVES[name] = method

@@ -1,4 +1,4 @@
-"""Settings that belong together, by name."""
+"""Named combinations of objective and defense."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ladsg(
     epochs: int = 50,
     first_epoch: FirstEpoch = "vanilla",
 ) -> Settings:
-    """Return LADSG: LADistill, SGSub and Geno, each of which can be left out."""
+    """Return LADSG: LADistill, SGSub and Geno, each of which is optional."""
     stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
     objective = "auto"
     if distill:

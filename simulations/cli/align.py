@@ -41,38 +41,37 @@ def align(
     id_column: Annotated[
         str,
         typer.Option(
-            help="Column with the ids; one for each file, separated by commas, where "
-            "they differ."
+            help="Column with the ids; separate by commas if the files differ."
         ),
     ] = "id",
     method: Annotated[
         str,
-        typer.Option(help=f"{' or '.join(METHODS)}: their union, or what all have."),
+        typer.Option(help=f"{' or '.join(METHODS)}: union or intersection of the ids."),
     ] = "psu",
     group: Annotated[
         str, typer.Option(help=f"Group to compute in: {', '.join(GROUPS)}.")
     ] = DEFAULT_GROUP,
     padding: Annotated[
-        int, typer.Option(help="Dummy ids of each party, to blur sizes.")
+        int, typer.Option(help="Dummy ids per party, which hide the number of ids.")
     ] = 0,
     normalise: Annotated[
-        str, typer.Option(help=f"How ids are spelled: {', '.join(NORMALISERS)}.")
+        str, typer.Option(help=f"How to normalise ids: {', '.join(NORMALISERS)}.")
     ] = "none",
     out_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the mapping files; beside each file if not given"),
+        typer.Option(help="Folder of the mapping files; default: next to each file."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was revealed as JSON.")
+        bool, typer.Option("--json", help="Print what each party learns as JSON.")
     ] = False,
 ) -> None:
-    """Align the ids of several files as their owners would, here in one process.
+    """Align the ids of several files in one process.
 
-    Writes a mapping file for each: its own ids and their rows among the aligned ones.
+    For each file, writes a mapping from its own ids to rows of the alignment.
     """
     plan = Settings(method, group, padding)
     if not plan:
-        raise ConfigError(f"which method? Known: {', '.join(METHODS)}")
+        raise ConfigError(f"--method must be one of {', '.join(METHODS)}")
     sources = _by_name(files)
     columns = _columns(id_column, len(files))
     ids = {
@@ -106,7 +105,7 @@ def align(
 def key(
     file: Annotated[Path, typer.Argument(help="New file for the private key.")],
 ) -> None:
-    """Make the key pair that other parties pin before an alignment."""
+    """Create the key pair that other parties pin before an alignment."""
     public = key_text(write_key(file).public)
     console = Console()
     for line in (
@@ -125,8 +124,8 @@ def read_ids(path: Path, column: str) -> list[str]:
     ids = [str(each) for each in read_party_file(path, column, column).ids]
     if all(map(_FLOAT.fullmatch, ids)):
         raise ConfigError(
-            f"the ids in '{column}' of '{path}' are floats, which a table makes of "
-            "whole numbers when some are missing; export whole numbers or text"
+            f"the ids in '{column}' of '{path}' are floats, probably because some are "
+            "missing; export whole numbers or text"
         )
     return ids
 
@@ -137,7 +136,7 @@ def align_ids(
     normalise: str = "none",
     progress: bool | None = False,
 ) -> dict[str, Alignment]:
-    """Return every party's alignment after a sealed handshake in this process."""
+    """Return every party's alignment after an encrypted handshake in this process."""
     identities = {name: Identity() for name in ids}
     pins = {name: identity.public for name, identity in identities.items()}
     invitation = plan.invitation(list(ids))
@@ -186,7 +185,7 @@ def revealed(found: Mapping[str, Alignment], plan: Settings) -> dict[str, Any]:
     carried = "of the merged list, which has shared dummies" if plan.padding else merged
     told = {
         "every party": f"{sizes} and {merged}{which}",
-        "a server that carries the letters": f"{sizes} and {carried}",
+        "the server that relays the messages": f"{sizes} and {carried}",
     }
     if len(found) > 2:
         told[next(iter(found))] = (
@@ -203,8 +202,7 @@ def _by_name(files: Sequence[Path]) -> dict[str, Path]:
         name = path.name.split(".")[0]
         if name in sources:
             raise ConfigError(
-                f"'{sources[name]}' and '{path}' have the same name, which stands for "
-                "the party; rename one"
+                f"'{sources[name]}' and '{path}' give the same party name; rename one"
             )
         sources[name] = path
     return sources

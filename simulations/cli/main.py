@@ -48,7 +48,7 @@ def root(
         list[str] | None,
         typer.Option(
             "--plugin",
-            help="A module or .py file with methods of one's own; once for each.",
+            help="A module or .py file with your own methods; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -60,25 +60,26 @@ def root(
 def predict(
     run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
     split: Annotated[
-        str, typer.Option(help="Rows to predict: test, valid or train.")
+        str, typer.Option(help="Split to predict: test, valid or train.")
     ] = "test",
     label_party: Annotated[
-        str, typer.Option(help="New rows of the label party (run on files only).")
+        str, typer.Option(help="New rows of the label party (runs on files only).")
     ] = "",
     passive: Annotated[
         list[str] | None,
         typer.Option(
-            help="New rows of a passive party; once for each, in the order of the run."
+            help="New rows of a passive party; repeat in the order of the run."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="CSV file to write; the screen if not given.")
+        Path | None,
+        typer.Option(help="CSV file to write; default: standard output."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the predictions as JSON.")
     ] = False,
 ) -> None:
-    """Predict with the model that a run has saved."""
+    """Predict with the saved model of a run."""
     set_log(verbose=False)
     files = [label_party, *(passive or [])] if label_party or passive else []
     frame = predict_saved(run_folder, split, files)
@@ -89,7 +90,7 @@ def predict(
 
 
 def main() -> None:
-    """Run the command; an error is one line, not a traceback."""
+    """Run the command; print an error as one line without a traceback."""
     try:
         app()
     except VerticalError as error:

@@ -35,8 +35,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of a run, and ``--config``.
 
-    The command is called with the settings as its first argument, ``config``; its own
-    parameters follow as typer knows them.
+    The command receives the settings as its first argument, ``config``.
     """
     defaults = base or RunConfig()
     chosen = [f for f in fields(RunConfig) if f.metadata["panel"]]
@@ -88,7 +87,7 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
 
 
 def registered() -> dict[str, str]:
-    """Return what the names in braces of a setting's help stand for."""
+    """Return the names that replace the placeholders of a setting's help."""
     names = {
         "datasets": dataset_names(),
         "bottoms": BOTTOM_MODELS,
@@ -99,8 +98,8 @@ def registered() -> dict[str, str]:
         "scores": SCORE_ATTACKS,
         "completions": COMPLETIONS,
         "trackers": TRACKERS,
-        "label_stand_ins": LABEL_STAND_INS,
-        "feature_stand_ins": FEATURE_STAND_INS,
+        "label_imputers": LABEL_STAND_INS,
+        "feature_imputers": FEATURE_STAND_INS,
         "groups": GROUPS,
         "normalisers": NORMALISERS,
     }
@@ -110,8 +109,7 @@ def registered() -> dict[str, str]:
 def _config_file() -> inspect.Parameter:
     option = typer.Option(
         "--config",
-        help="TOML file with any of these settings; what the command line says comes "
-        "first.",
+        help="TOML file with any of these settings; options override it.",
         callback=use_as_defaults,
         is_eager=True,
         rich_help_panel=RUN,
@@ -122,8 +120,8 @@ def _config_file() -> inspect.Parameter:
 def _preset() -> inspect.Parameter:
     option = typer.Option(
         "--preset",
-        help="Objective and defense that belong together, instead of --objective and "
-        f"--defense: {', '.join(PRESETS)}; ladsg:substitute=false leaves a part out.",
+        help="Combined objective and defense, instead of --objective and --defense: "
+        f"{', '.join(PRESETS)}; ladsg:substitute=false leaves a part out.",
         rich_help_panel=DEFENSE,
     )
     return _parameter("preset_name", str, "", option)
@@ -132,7 +130,7 @@ def _preset() -> inspect.Parameter:
 def _settings(
     values: dict[str, Any], defaults: RunConfig, preset_name: str
 ) -> RunConfig:
-    """Return the settings that the options stand for."""
+    """Return the settings that the options describe."""
     for name in LISTS:
         values[name] = [str(value) for value in values.get(name) or []]
     values["passive"] = [str(Path(file).resolve()) for file in values["passive"]]
@@ -147,7 +145,7 @@ def _settings(
     if preset_name:
         if values["defense"] or values["objective"] != defaults.objective:
             raise ConfigError(
-                "--preset stands for --objective and --defense: give it alone"
+                "--preset replaces --objective and --defense: give it alone"
             )
         values |= preset(preset_name)
     # every command with these options is a simulation

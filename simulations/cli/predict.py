@@ -36,14 +36,28 @@ from flower_vfl.strategies.alignment import NONE
 def predict_saved(
     folder: Path, split: str = "test", files: list[str] | None = None
 ) -> pd.DataFrame:
-    """Return the predictions of a saved run with the id of each row."""
+    """Return the predictions of a saved run, with the id of each row.
+
+    Parameters
+    ----------
+    folder : Path
+        The ``--out`` folder of the run.
+    split : str (default: "test")
+        Rows to predict: ``"test"``, ``"valid"`` or ``"train"``.
+    files : list[str] | None (default: None)
+        Files with new rows, the label party's first; None predicts rows of the run.
+
+    Examples
+    --------
+    >>> predict_saved(Path("runs/bank"))  # doctest: +SKIP
+    """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     config = RunConfig(**load_result(folder)["config"])
     if config.alignment != NONE and not files:
         raise ConfigError(
-            "the rows of a run that aligned ids are known to its parties only; give "
-            "files with new rows, the same ids in each"
+            "only the parties of a run that aligned ids know its rows; give files with "
+            "new rows, with the same ids in each"
         )
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
     config = replace(
@@ -76,7 +90,7 @@ def predict_saved(
         return make_passive(config, rows_of(context))
 
     def label(context: Context) -> LabelParty:
-        # The server is this process, which reads all files anyway.
+        # The server is this process, which reads all files.
         return make_label(config, rows_of(context), trust_server=True)
 
     for name in ("label", *(f"passive-{i + 1}" for i in range(config.parties))):

@@ -33,9 +33,9 @@ def run(
     engine: Annotated[
         str,
         typer.Option(
-            help="in-process: all parties in this process, fast. ray: as Flower "
-            "clients under 'flwr run', kept in memory by Ray actors. flower: the same "
-            "with one ordinary Flower message for each request, slow.",
+            help="in-process: all parties in this process (fast). ray: parties are "
+            "Flower clients under 'flwr run' that Ray actors keep in memory. flower: "
+            "the same with one plain Flower message per request (slow).",
             rich_help_panel=RUN,
         ),
     ] = "in-process",
@@ -58,7 +58,7 @@ def run(
         typer.Option("--verbose", help="Show Flower's log.", rich_help_panel=RUN),
     ] = False,
 ) -> None:
-    """Train one model over several parties and report how good it is."""
+    """Train one model over several parties and report its metrics."""
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
@@ -73,7 +73,7 @@ def run(
     )
     try:
         document = run_and_attack(config, engine, verbose, not as_json)
-    except KeyboardInterrupt:  # typer would end without a word
+    except KeyboardInterrupt:  # typer would exit without a message
         hint = "; the same command with --resume continues it" if folder else ""
         print(f"flower-vfl: interrupted{hint}", file=sys.stderr)
         raise typer.Exit(130) from None

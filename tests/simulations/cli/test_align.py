@@ -161,7 +161,7 @@ def test_different_id_columns_and_text_beside_numbers(
         ),
         (["id\n1\n", "id,v\n1,2\n,3\n"], (), "has 1 rows without an id"),
         (["id\n1\n", "id\n1.0\n2.0\n"], (), "are floats"),
-        (["id\n1\n", "id\n2\n"], ("--method", "none"), "which method"),
+        (["id\n1\n", "id\n2\n"], ("--method", "none"), "--method must be one of"),
         (["id\n1\n", "id\n2\n"], ("--method", "both"), "unknown alignment 'both'"),
         (["id\n1\n", "id\n2\n"], ("--group", "x"), "unknown group 'x'"),
         (["id\n1\n", "id\n2\n"], ("--padding", "-1"), "must not be negative"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_aligned(
 
 
 def test_two_files_of_one_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="have the same name"):
+    with pytest.raises(ConfigError, match="give the same party name"):
         _by_name([tmp_path / "x" / "a.csv", tmp_path / "y" / "a.parquet"])
 
 
