@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from typing import Final
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from .event_loop import event_loop
 from .session import Executor, NodeSession
 from .settings import OPEN_RECORD, OPEN_TYPE, SessionOffer
-
-_Register = Callable[[ClientAppCallable], ClientAppCallable]
-_Lifespan = Callable[[Context], Iterator[None]]
 
 _lock: Final = threading.Lock()
 _shared: Final[list[Executor]] = []  # of all detached sessions in this process
@@ -38,6 +33,9 @@ class _ResidentApp(ClientApp):
     def __init__(self, app: ClientApp) -> None:
         super().__init__()
         self._app = app
+        # Functions that are registered with this app go to the wrapped one.
+        registrars = ("train", "evaluate", "query", "lifespan")
+        vars(self).update({name: getattr(app, name) for name in registrars})
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Execute the ClientApp."""
@@ -47,28 +45,6 @@ class _ResidentApp(ClientApp):
         serve = _serve_detached if offer.detached else _serve_blocking
         report = serve(self._app, context, offer)
         return Message(RecordDict({OPEN_RECORD: report}), reply_to=message)
-
-    def train(
-        self, action: str = "default", *, mods: list[Mod] | None = None
-    ) -> _Register:
-        """Register a train function with the wrapped app."""
-        return self._app.train(action, mods=mods)
-
-    def evaluate(
-        self, action: str = "default", *, mods: list[Mod] | None = None
-    ) -> _Register:
-        """Register an evaluate function with the wrapped app."""
-        return self._app.evaluate(action, mods=mods)
-
-    def query(
-        self, action: str = "default", *, mods: list[Mod] | None = None
-    ) -> _Register:
-        """Register a query function with the wrapped app."""
-        return self._app.query(action, mods=mods)
-
-    def lifespan(self) -> Callable[[_Lifespan], _Lifespan]:
-        """Register a lifespan function with the wrapped app."""
-        return self._app.lifespan()
 
 
 def resident(client_app: ClientApp) -> ClientApp:

@@ -16,18 +16,30 @@ from flwr.supercore import log
 
 from .event_loop import SendQueue, flush
 from .settings import Limits
-from .wire import FRAME_OVERHEAD, Buffer, WireError, decode, encode, request_head, size
+from .wire import (
+    FRAME_OVERHEAD,
+    REQUEST,
+    Buffer,
+    WireError,
+    decode,
+    encode,
+    frame_head,
+    size,
+)
 
 _FOREVER: Final = 365 * 24 * 3600.0
 _LARGE: Final = 64 << 10
 
 
-@dataclass(eq=False)
+@dataclass
 class Request:
-    """A message to a node and when it expires."""
+    """A message to a node, and the messages that `wait` waits for together with it."""
 
     message: Message
     payload: list[Buffer]
+    session: ServerSession
+    group: set[str]
+    sequence: int = 0
 
     def __post_init__(self) -> None:
         metadata = self.message.metadata
@@ -62,30 +74,23 @@ class ServerSession:
 
     def send(self, request: Request) -> None:
         """Queue a request; it leaves with `flush`, or when the node reconnects."""
-        sequence = self._next
+        request.sequence = self._next
         self._next += 1
-        self.unanswered[sequence] = request
+        self.unanswered[request.sequence] = request
         if self.connection is not None:
-            self._put(self.connection, sequence)
-
-    def drop(self, request: Request) -> None:
-        """Drop a request whose reply is no longer awaited."""
-        for sequence, pending in self.unanswered.items():
-            if pending is request:
-                del self.unanswered[sequence]
-                return
+            self._put(self.connection, request)
 
     def connect(self, connection: Connection) -> None:
         """Use a new connection and repeat all unanswered requests on it."""
         self.connection, self.disconnected_at = connection, None
-        for sequence in self.unanswered:
-            self._put(connection, sequence)
+        for request in self.unanswered.values():
+            self._put(connection, request)
         flush([connection])
 
-    def _put(self, connection: Connection, sequence: int) -> None:
+    def _put(self, connection: Connection, request: Request) -> None:
         oldest = next(iter(self.unanswered))
-        payload = self.unanswered[sequence].payload
-        connection.put(request_head(sequence, oldest), *payload)
+        head = frame_head(REQUEST, request.sequence, oldest)
+        connection.put(head, *request.payload)
 
 
 class PendingRequests:
@@ -102,8 +107,7 @@ class PendingRequests:
         self._wire_dtype = wire_dtype
         self._end_session = end_session
         self._replies: dict[str, Message] = {}  # in order of arrival
-        # Each with the ids that `wait` waits for together with it.
-        self._pending: dict[str, tuple[ServerSession, Request, set[str]]] = {}
+        self._pending: dict[str, Request] = {}
 
     def send(
         self, messages: list[Message], find: Callable[[int], ServerSession | str]
@@ -118,8 +122,8 @@ class PendingRequests:
             metadata.__dict__["_message_id"] = uuid4().hex
         for message in messages:
             metadata = message.metadata
-            request = Request(message, encode(message, self._wire_dtype))
-            excess = size(request.payload) + FRAME_OVERHEAD - self._limits.max_frame
+            payload = encode(message, self._wire_dtype)
+            excess = size(payload) + FRAME_OVERHEAD - self._limits.max_frame
             with self.condition:
                 session = find(metadata.dst_node_id)
                 if isinstance(session, str):
@@ -131,13 +135,14 @@ class PendingRequests:
                     self._add_error(message, text)
                 else:
                     group.add(metadata.message_id)
-                    self._pending[metadata.message_id] = (session, request, group)
+                    request = Request(message, payload, session, group)
+                    self._pending[metadata.message_id] = request
                     session.send(request)
                     if session.connection is not None:
                         unsent.append(session.connection)
             # Waking the loop costs more than a small message. A large message leaves
             # while the next one is encoded.
-            if size(request.payload) > _LARGE:
+            if size(payload) > _LARGE:
                 flush(unsent)
                 unsent = []
         flush(unsent)
@@ -181,7 +186,8 @@ class PendingRequests:
     def expire(self) -> None:
         """Add an error for each request that cannot be answered; lock held."""
         now = time.monotonic()
-        for session, request, _ in list(self._pending.values()):
+        for request in list(self._pending.values()):
+            session = request.session
             since = session.disconnected_at
             away = 0.0 if since is None else now - since
             if session.end_reason is None and away > self._limits.silence:
@@ -194,17 +200,18 @@ class PendingRequests:
             else:
                 continue
             self._add_error(request.message, text)
-            session.drop(request)
+            session.unanswered.pop(request.sequence, None)
 
     def _next_expiry(self, message_ids: set[str]) -> float:
         """Return the seconds until a request may expire; lock held."""
         now = time.monotonic()
         left = _FOREVER
         for message_id in message_ids:
-            session, request, _ = self._pending[message_id]
+            request = self._pending[message_id]
+            since = request.session.disconnected_at
             left = min(left, request.expires - now)
-            if session.disconnected_at is not None:
-                left = min(left, session.disconnected_at + self._limits.silence - now)
+            if since is not None:
+                left = min(left, since + self._limits.silence - now)
         return max(left, 0.0) + 0.001
 
     def _add_reply(self, message: Message, reply: Message) -> None:
@@ -212,11 +219,10 @@ class PendingRequests:
         reply.metadata.__dict__["_message_id"] = uuid4().hex
         message_id = message.metadata.message_id
         self._replies[message_id] = reply
-        pending = self._pending.pop(message_id, None)
-        if pending is not None:
-            group = pending[2]
-            group.discard(message_id)
-            if not group:
+        request = self._pending.pop(message_id, None)
+        if request is not None:
+            request.group.discard(message_id)
+            if not request.group:
                 self.condition.notify_all()
 
     def _add_error(self, message: Message, problem: str) -> None:

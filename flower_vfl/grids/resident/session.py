@@ -27,14 +27,15 @@ from .settings import METHOD, SessionOffer, transport_options
 from .wire import (
     END,
     FRAME_OVERHEAD,
+    REPLY,
     REQUEST,
     Assembler,
     Buffer,
     WireError,
     decode,
     encode,
-    read_request,
-    reply_head,
+    frame_head,
+    read_frame_head,
     size,
     split_frame,
 )
@@ -249,7 +250,7 @@ class NodeSession:
     def answer(self, frame: memoryview) -> None:
         """Answer a request; repeat the reply if it was answered before."""
         try:
-            self._answer(*read_request(frame))
+            self._answer(*read_frame_head(frame))
         finally:
             self._answered += 1
             self._active_at = time.monotonic()
@@ -268,7 +269,7 @@ class NodeSession:
         queue = self._queue
         # Without a connection the server asks again later.
         if queue is not None:
-            queue.put(reply_head(sequence), *reply)
+            queue.put(frame_head(REPLY, sequence), *reply)
             flush([queue])
 
     def _handle(self, payload: memoryview) -> list[Buffer]:

@@ -23,7 +23,7 @@ from .endpoint import join_address, split_address
 from .event_loop import event_loop
 from .pending_requests import Connection, ServerSession
 from .settings import METHOD, Limits, transport_options
-from .wire import END, REPLY, Assembler, WireError, read_reply, split_frame
+from .wire import END, REPLY, Assembler, WireError, read_frame_head, split_frame
 
 T = TypeVar("T")
 
@@ -255,14 +255,14 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def _on_frame(self, session: ServerSession, frame: memoryview) -> None:
         kind = bytes(frame[:1])
         if kind == REPLY:
-            sequence, payload = read_reply(frame)
+            sequence, _, payload = read_frame_head(frame)
             self._on_reply(session, sequence, payload)
         elif kind == END:
             reason = bytes(frame[1:200]).decode(errors="replace")
             with self.condition:
                 self.end(session, f"the node ended it: {reason}")
         else:
-            raise WireError("malformed reply")
+            raise WireError("malformed frame")
 
 
 async def _refuse(

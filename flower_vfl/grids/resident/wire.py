@@ -45,8 +45,7 @@ FRAME_OVERHEAD: Final = 64
 _NUMPY: Final = "numpy.ndarray"
 _HEAD: Final = struct.Struct("<II")
 _ENTRY: Final = struct.Struct("<BQ")
-_REQUEST_HEAD: Final = struct.Struct("<cQQ")
-_REPLY_HEAD: Final = struct.Struct("<cQ")
+_FRAME_HEAD: Final = struct.Struct("<cQQ")  # kind and two sequence numbers
 _LAST: Final = b"\x00"
 _MORE: Final = b"\x01"
 _UNCAST: Final = 0
@@ -174,28 +173,17 @@ def _decode(view: memoryview) -> Message:
 # --- frames -----------------------------------------------------------------------
 
 
-def request_head(sequence: int, oldest: int) -> bytes:
-    """Return the head of a request; `oldest` is the oldest one without a reply."""
-    return _REQUEST_HEAD.pack(REQUEST, sequence, oldest)
+def frame_head(kind: bytes, sequence: int, oldest: int = 0) -> bytes:
+    """Return the head of a request, with its oldest unanswered one, or of a reply."""
+    return _FRAME_HEAD.pack(kind, sequence, oldest)
 
 
-def read_request(frame: memoryview) -> tuple[int, int, memoryview]:
-    """Return sequence number, oldest sequence number and payload of a request."""
-    _, sequence, oldest = _REQUEST_HEAD.unpack_from(frame)
-    return sequence, oldest, frame[_REQUEST_HEAD.size :]
-
-
-def reply_head(sequence: int) -> bytes:
-    """Return the head of the reply to a request."""
-    return _REPLY_HEAD.pack(REPLY, sequence)
-
-
-def read_reply(frame: memoryview) -> tuple[int, memoryview]:
-    """Return sequence number and payload of a reply."""
-    if len(frame) < _REPLY_HEAD.size:
-        raise WireError("malformed reply")
-    _, sequence = _REPLY_HEAD.unpack_from(frame)
-    return sequence, frame[_REPLY_HEAD.size :]
+def read_frame_head(frame: memoryview) -> tuple[int, int, memoryview]:
+    """Return sequence number, oldest sequence number and payload of a frame."""
+    if len(frame) < _FRAME_HEAD.size:
+        raise WireError("malformed frame")
+    _, sequence, oldest = _FRAME_HEAD.unpack_from(frame)
+    return sequence, oldest, frame[_FRAME_HEAD.size :]
 
 
 def size(parts: Sequence[Buffer]) -> int:
