@@ -25,14 +25,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import stale
 import torch
 
 from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.leakage.monitor import FLIPPED
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import table
 
 ATTACKS = {"norm": "norm", "mean": "mean:hard=true", "median": "median:hard=true"}
 # What is added to GAFM's parameters (None: no GAFM), and the defense.
@@ -169,23 +170,15 @@ def run(name: str, method: str, epochs: int, seed: int) -> Scores:
     config = settings(CASES[name], method, seed, epochs)
     with InProcessGrid(client_app, config.parties + 1, config.to_run_config()) as grid:
         document = train(grid, config, "in-process", progress=False)
-    history = document["epochs"]
+    records = table(document)
+    leaks = records[records["metric"] == FLIPPED]
+    last = leaks[leaks["epoch"] == epochs].groupby("attack")["value"].mean()
+    means = leaks.groupby("attack")["value"].mean()
     return {
         "auc": document["final"]["test_auc"],
-        **{name: leak(history[-1:], text) for name, text in ATTACKS.items()},
-        **{f"{name}/all": leak(history, text) for name, text in ATTACKS.items()},
+        **{name: float(last[text]) for name, text in ATTACKS.items()},
+        **{f"{name}/all": float(means[text]) for name, text in ATTACKS.items()},
     }
-
-
-def leak(epochs: Sequence[Mapping[str, Any]], attack: str) -> float:
-    """Return the flipped leak AUC of an attack, mean over parties and epochs."""
-    values = [
-        value
-        for metrics in epochs
-        for name, value in metrics.items()
-        if name.partition("/")[0] == f"leak_flipped_{attack}"
-    ]
-    return statistics.fmean(values)
 
 
 def spread(values: Sequence[float]) -> str:

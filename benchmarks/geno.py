@@ -33,12 +33,12 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import pandas as pd
 import torch
 from flwr.app import Context
 from torch import Tensor
@@ -153,15 +153,20 @@ def attacking(case: Case, observer: Observer) -> Callable[..., torch.optim.Optim
 class Outcome:
     """What one run gave."""
 
-    series: dict[str, dict[str, dict[int, float]]]  # by metric, party and step
+    records: pd.DataFrame
     norms: dict[str, list[float]]
     score: float
     start: int
 
     def attacked(self, metric: str) -> list[float]:
         """Return a metric of the attacker from the begin of the attack on."""
-        known = self.series[metric].get(ATTACKER, {})
-        return [value for step, value in known.items() if step >= self.start]
+        found = self.of(metric, ATTACKER)
+        return found["value"][found["step"] >= self.start].tolist()
+
+    def of(self, metric: str, party: str) -> pd.DataFrame:
+        """Return the records of a metric of one party."""
+        chosen = self.records["metric"].eq(metric) & self.records["party"].eq(party)
+        return self.records[chosen]
 
 
 def run(dataset: str, case: Case, seed: int, geno: Geno) -> Outcome:
@@ -185,18 +190,14 @@ def run(dataset: str, case: Case, seed: int, geno: Geno) -> Outcome:
         return party
 
     strategy = make_strategy(config, False)
-    strategy.transforms = [observer, geno]
+    strategy.defense = replace(strategy.defense, what=[observer, geno])
     app = vertical_client_app(passive, label_at)
     with InProcessGrid(app, PARTIES + 1, config.to_run_config()) as grid:
         result = strategy.start(grid, num_rounds=config.epochs)
-    series: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)
-    for name, found in result.series.items():
-        metric, _, party = name.partition("/")
-        series[metric][party] = dict(zip(found["steps"], found["values"], strict=True))
     final = list(result.evaluate_metrics_clientapp.values())[-1]
     task = "multiclass" if dataset == "cifar10" else "binary"
     score = float(final[f"test_{MAIN_METRIC[task]}"])  # type: ignore[arg-type]
-    return Outcome(series, observer.norms, score, observer.start)
+    return Outcome(result.table(), observer.norms, score, observer.start)
 
 
 @cache
@@ -218,13 +219,15 @@ def line(dataset: str, case: Case, seeds: int, lambda_: float | None) -> str:
         )
         responses += plain.attacked("response")
     honest = [
-        (each.series["suspected"][party], each.series["withheld"][party])
+        (each.of("suspected", party)["value"], each.of("withheld", party)["value"])
         for each in runs
-        for party in each.series["withheld"]
+        for party in each.records["party"][
+            each.records["metric"] == "withheld"
+        ].unique()
         if party != ATTACKER or not case.attacks
     ]
-    wrongly = sum(max(suspected.values()) for suspected, _ in honest)
-    alarms = [value for _, withheld in honest for value in withheld.values()]
+    wrongly = sum(suspected.max() for suspected, _ in honest)
+    alarms = [value for _, withheld in honest for value in withheld]
     recognised = withheld = "-"
     if case.attacks:
         found = sum(max(each.attacked("suspected")) for each in runs)

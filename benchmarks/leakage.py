@@ -18,11 +18,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import tables
 from flower_vfl.simulations.runtime.engines import run_in_process
+from flower_vfl.simulations.studies.run_metrics import leaks
 from flower_vfl.transform import AUC_BOUND
 
 DATASETS = ("spambase", "credit-default", "criteo")
@@ -43,7 +46,7 @@ def one_run(dataset: str, defense: str, attacks: Sequence[str], seed: int) -> An
     document = run_in_process(config, verbose=False, bar=False)
     names = [f"test_{name}" for name in MAIN_METRIC.values()]
     score = next(document["final"][n] for n in names if n in document["final"])
-    return score, document["leakage"], document["series"]
+    return score, tables({"": document})
 
 
 def flip(auc: float) -> float:
@@ -78,36 +81,22 @@ def line(dataset: str, defense: str, attacks: Sequence[str], runs: list[Any]) ->
     """Return one line of the table."""
     cells = [dataset, f"`{defense}`", f"{statistics.mean(r[0] for r in runs):.3f}"]
     for attack in attacks:
-        found = [_parties(run[1], attack, random=False) for run in runs]
-        random = [_parties(run[1], attack, random=True) for run in runs]
-        values = [flip(value) for values in found for value in values]
-        nothing = statistics.mean(v for values in random for v in values)
-        cells.append(f"{statistics.mean(values):.3f} ({nothing:.3f})")
-    bounds = [
-        (run, name.partition("/")[2], statistics.mean(series["values"]))
-        for run in runs
-        for name, series in run[2].items()
-        if name.startswith(AUC_BOUND)
-    ]
+        found = pd.concat([leaks(records) for _, records in runs])
+        found = found[(found["attack"] == attack) & ~found["coalition"]]
+        nothing = found["raw"][found["random"]].mean()
+        values = found["raw"][~found["random"]].map(flip)
+        cells.append(f"{values.mean():.3f} ({nothing:.3f})")
+    bounds, below = [], []
+    for _, records in runs:
+        steps = records[records["metric"] == AUC_BOUND]
+        found = leaks(records).query("not random and not coalition").set_index("party")
+        for party, bound in steps.groupby("party")["value"].mean().items():
+            bounds.append(bound)
+            below += list(found["raw"].loc[[party]].map(flip) <= bound)
     if not bounds:
         return "| " + " | ".join([*cells, "", ""]) + " |"
-    below = [
-        flip(run[1][party][attack]["mean"]) <= bound
-        for run, party, bound in bounds
-        for attack in attacks
-    ]
-    bound = statistics.mean(bound for *_, bound in bounds)
-    cells += [f"{bound:.3f}", f"{sum(below)} of {len(below)}"]
+    cells += [f"{statistics.mean(bounds):.3f}", f"{sum(below)} of {len(below)}"]
     return "| " + " | ".join(cells) + " |"
-
-
-def _parties(leakage: Any, attack: str, random: bool) -> list[float]:
-    """Return the mean raw leak AUC of an attack on each party."""
-    return [
-        found[attack]["mean"]
-        for party, found in leakage.items()
-        if party.endswith("/random") == random and "+" not in party
-    ]
 
 
 if __name__ == "__main__":

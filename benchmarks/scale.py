@@ -8,7 +8,6 @@ number of parties: seconds of a step, that per party, and the memory of all proc
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.results import load_result, table
 from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[1] / "simulations" / "label_leakage"
@@ -58,9 +58,9 @@ def measure(parties: int) -> tuple[float, int]:
             out=folder,
         )
         run_app(APP, run_config=config.to_run_config(), nodes=parties + 1, timeout=900)
-        document = json.loads((Path(folder) / "result.json").read_text())
+        document = load_result(Path(folder))
     watch.done.set()
-    assert document["epochs"][0]["steps"] == STEPS
+    assert table(document).query("metric == 'steps'")["value"].tolist() == [STEPS]
     return document["seconds"]["step"], watch.peak
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.results import result_document
+from flower_vfl.simulations.results import result_document, table
 from flower_vfl.strategies import build_defense
 from flower_vfl.transform import GradientTransform
 
@@ -54,13 +53,8 @@ class Trained:
 
     def mean(self, metric: str) -> float:
         """Return the mean of a training metric over parties and epochs."""
-        found = [
-            value
-            for epoch in self.document["epochs"]
-            for name, value in epoch.items()
-            if name.partition("/")[0] == metric
-        ]
-        return statistics.fmean(found) if found else float("nan")
+        records = table(self.document).query("split == 'train'")
+        return float(records["value"][records["metric"] == metric].mean())
 
 
 def train(config: RunConfig, readers: Sequence[GradientTransform] = ()) -> Trained:
@@ -71,7 +65,7 @@ def train(config: RunConfig, readers: Sequence[GradientTransform] = ()) -> Train
     strategy = make_strategy(config, progress=False)
     if readers:
         defenses = [build_defense(config.defense)] if config.defense else []
-        strategy.transforms = [*defenses, *readers]
+        strategy.defense = replace(strategy.defense, what=[*defenses, *readers])
     started = time.time()
     with InProcessGrid(client_app, config.parties + 1, config.to_run_config()) as grid:
         result = strategy.start(grid, num_rounds=config.epochs)
