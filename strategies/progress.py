@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +15,7 @@ from rich.progress import (
 
 
 class TrainingProgress:
-    """Shows epoch, loss, metric and steps per second while training runs."""
+    """A bar with epoch, loss, metric and steps per second."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
@@ -48,17 +47,12 @@ class TrainingProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the bar away."""
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar."""
         self._bar.stop()
 
     def stepped(self, step: int, epoch: int, loss: float) -> None:
-        """Show that a step is done."""
+        """Show a finished step."""
         speed = self._bar.tasks[0].speed
         self._bar.update(
             self._task,
@@ -93,7 +87,7 @@ class AlignmentProgress:
         self._task = self._bar.add_task("aligning", total=self.total(None))
 
     def total(self, merged: int | None) -> int:
-        """Return how many exponentiations all parties compute, or at most compute."""
+        """Return the number of exponentiations of all parties, or an upper bound."""
         parties, ids = len(self._counts), sum(self._counts)
         last = self._most if merged is None else merged
         return (2 * parties + 1) * ids + parties * last
@@ -104,11 +98,11 @@ class AlignmentProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def done(self, party: str, exponentiations: int, merged: int | None) -> None:
-        """Show how far a party is."""
+        """Show a party's progress."""
         self._done[party] = exponentiations
         total = self.total(merged)
         self._bar.update(self._task, completed=sum(self._done.values()), total=total)

@@ -1,4 +1,4 @@
-"""When to stop before the last epoch."""
+"""Early stopping on validation metrics."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ LOWER_IS_BETTER = ("loss", "rmse", "ace")
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop when the validation rows have not improved for some evaluations.
+    """Stop when a validation metric has not improved for some evaluations.
 
     Parameters
     ----------
     patience : int (default: 5)
         Evaluations without improvement after which training stops.
     metric : str | None (default: None)
-        ``"auc"``, ``"accuracy"``, ``"pearson"``, ``"loss"``, ...; None takes the main
+        ``"auc"``, ``"accuracy"``, ``"pearson"``, ``"loss"``, ...; None uses the main
         metric of the task.
     min_delta : float (default: 0.0)
-        What counts as an improvement.
+        Smallest change that counts as an improvement.
     restore_best : bool (default: True)
-        Whether all parties go back to the best epoch at the end.
+        Whether all parties restore their weights of the best epoch at the end.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+    >>> stopping = EarlyStopping(patience=3, metric="loss")
+    >>> strategy = VerticalStrategy(valid_fraction=0.2, early_stopping=stopping)
+    >>> stopping.improves(0.6, best=0.7, metric="loss")
+    True
     """
 
     patience: int = 5
@@ -35,7 +43,7 @@ class EarlyStopping:
     restore_best: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse settings under which training would never start or never stop."""
+        """Check the settings."""
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
 
@@ -47,12 +55,12 @@ class EarlyStopping:
         return gain > self.min_delta
 
     def judge(self, state: RunState, metrics: Mapping[str, float], main: str) -> bool:
-        """Take in an evaluation; return whether it is the best so far."""
+        """Update a run's state after an evaluation; return whether it is the best."""
         metric = self.metric or main
         name = f"valid_{metric}"
         if name not in metrics:
             raise ConfigError(
-                f"early stopping looks at '{name}', which was not measured; measured "
+                f"early stopping needs '{name}', which was not measured; measured "
                 f"were {', '.join(metrics) or 'none'}. Set valid_fraction, or another "
                 "metric"
             )

@@ -1,7 +1,7 @@
-"""Training metrics in TensorBoard and MLflow, while a run goes on.
+"""Training metrics in TensorBoard and MLflow during a run.
 
-A tracker is told about every step and every epoch. One that fails is left out from then
-on, with a line in the log: a full disk of a tracking server is no reason to lose a run.
+A tracker that fails is removed with a warning: a full disk of a tracking server must
+not end a run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,28 @@ _BATCH = 1000  # metrics that MLflow takes at once
 
 
 class Tracker(Protocol):
-    """Something that is told what a run measures."""
+    """Interface of a tracker: it receives the metrics of a run.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Tracker, VerticalStrategy
+    >>> class Printer:
+    ...     def begin(self, settings, step): ...
+    ...     def step(self, step, metrics): ...
+    ...     def epoch(self, epoch, step, metrics):
+    ...         print(f"epoch {epoch}: loss {metrics['loss']:.2f}")
+    ...     def end(self, reason): ...
+    >>> tracker: Tracker = Printer()
+    >>> strategy = VerticalStrategy(trackers=[tracker])
+    >>> tracker.epoch(1, 20, {"loss": 0.5})
+    epoch 1: loss 0.50
+    """
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Get ready."""
+        """Start with the settings of a run and the step at which it starts."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in what one step measured.
+        """Receive the metrics of one step.
 
         Parameters
         ----------
@@ -50,7 +65,7 @@ class Tracker(Protocol):
         """
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in what an epoch came to.
+        """Receive the metrics of one epoch.
 
         Parameters
         ----------
@@ -59,11 +74,11 @@ class Tracker(Protocol):
         step : int
             Its last step.
         metrics : Mapping[str, float]
-            Means over its steps and, after an evaluation, ``"test_auc"`` and so on.
+            Means over its steps, or, after an evaluation, ``"test_auc"`` and so on.
         """
 
     def end(self, reason: str) -> None:
-        """Write what is left."""
+        """Finish; the reason is empty unless the run stopped early."""
 
 
 class TensorBoard:
@@ -72,14 +87,26 @@ class TensorBoard:
     Parameters
     ----------
     folder : str (default: "")
-        Where, which has to be given; show it with ``tensorboard --logdir FOLDER``.
+        Folder of the event files; required. Show them with
+        ``tensorboard --logdir FOLDER``.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from flower_vfl.strategies import TensorBoard
+    >>> tracker = TensorBoard(mkdtemp())
+    >>> tracker.begin({"batch_size": 64}, step=0)
+    >>> tracker.step(1, {"loss": 0.7})
+    >>> tracker.end("")
+    >>> len(list(tracker.folder.iterdir()))
+    1
     """
 
     def __init__(self, folder: str = "") -> None:
         if not folder:
             raise ConfigError(
-                "a folder is needed for TensorBoard's files: tensorboard:folder=PATH, "
-                "or give the run an --out folder"
+                "a folder is needed for TensorBoard's files: set "
+                "tensorboard:folder=PATH, or give the run an --out folder"
             )
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -92,7 +119,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Open an event file; what an earlier run wrote after `step` is hidden."""
+        """Open an event file and hide later steps of an earlier run."""
         purge = step + 1 if step else None
         self._writer = self._make(str(self.folder), purge_step=purge)
         rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in settings.items()]
@@ -100,11 +127,11 @@ class TensorBoard:
         self._writer.add_text("settings", table, step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write what one step measured, under ``step/``."""
+        """Write the metrics of a step under ``step/``."""
         self._write("step", step, metrics)
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Write what an epoch came to, under ``epoch/``, by epoch."""
+        """Write the metrics of an epoch under ``epoch/``."""
         self._write("epoch", epoch, metrics)
         if self._writer is not None:
             self._writer.flush()
@@ -123,17 +150,23 @@ class TensorBoard:
 class Mlflow:
     """Log to MLflow; needs the package ``mlflow`` or ``mlflow-skinny``.
 
-    What steps measure is sent at the end of every epoch. MLflow takes fewer characters
-    than a metric's name may have: ``+`` and ``@`` become ``-``.
+    Metrics of steps are sent at the end of every epoch. Characters that MLflow does not
+    allow in names, such as ``+`` and ``@``, become ``-``.
 
     Parameters
     ----------
     uri : str (default: "")
-        Tracking server, database or folder; empty takes MLflow's own setting.
+        Tracking server, database or folder; empty uses MLflow's own setting.
     experiment : str (default: "flower-vfl")
-        Name of the experiment; made if there is none.
+        Name of the experiment; created if it does not exist.
     name : str (default: "")
         Name of the run; empty lets MLflow choose one.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Mlflow
+    >>> Mlflow("http://localhost:5000", experiment="leakage").experiment
+    'leakage'
     """
 
     def __init__(
@@ -152,15 +185,14 @@ class Mlflow:
         self._waiting: list[Metric] = []
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
-        """Start a run of MLflow and log the settings."""
+        """Create a run and log the settings."""
         from mlflow.entities import Param
 
         found = self._client.get_experiment_by_name(self.experiment)
-        experiment = (
-            found.experiment_id
-            if found is not None
-            else self._client.create_experiment(self.experiment)
-        )
+        if found is None:
+            experiment = self._client.create_experiment(self.experiment)
+        else:
+            experiment = found.experiment_id
         run = self._client.create_run(experiment, run_name=self.name or None)
         self.run_id = run.info.run_id
         params = [Param(k, str(v)[:_LONGEST_VALUE]) for k, v in settings.items()]
@@ -168,7 +200,7 @@ class Mlflow:
             self._client.log_batch(self.run_id, params=params[start : start + 100])
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep what one step measured for the end of the epoch."""
+        """Collect the metrics of a step until the end of the epoch."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -179,7 +211,7 @@ class Mlflow:
         ]
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Send what has come together, the epoch under ``epoch/``."""
+        """Send all collected metrics, those of the epoch under ``epoch/``."""
         self.step(step, {f"epoch/{name}": value for name, value in metrics.items()})
         self._send()
 
@@ -203,50 +235,56 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 
 
 def build_tracker(spec: str) -> Tracker:
-    """Return a tracker by name.
+    """Build the tracker that a config string names.
 
     Parameters
     ----------
     spec : str
         ``"tensorboard:folder=runs/board"`` or ``"mlflow:uri=sqlite:///runs.db"``.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import build_tracker
+    >>> build_tracker("tensorboard:folder=runs/board").folder.as_posix()
+    'runs/board'
     """
     return build_from_spec("tracker", spec, TRACKERS)
 
 
 class Trackers:
-    """Several trackers; one that fails is left out from then on."""
+    """Several trackers; one that fails is removed."""
 
     def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
     @contextmanager
     def telling(self, training: Training) -> Iterator[None]:
-        """Tell all that the run begins and, at the end, that it is over."""
+        """Start all trackers before a run and end them after it."""
         step, settings = training.state.step, settings_of(training.strategy)
-        self._tell(lambda tracker: tracker.begin(settings, step))
+        self._each(lambda tracker: tracker.begin(settings, step))
         reason = "an error or an interruption"
         try:
             yield
             reason = training.state.reason
         finally:
-            self._tell(lambda tracker: tracker.end(reason))
+            self._each(lambda tracker: tracker.end(reason))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell all about a step."""
-        self._tell(lambda tracker: tracker.step(step, metrics))
+        """Pass the metrics of a step to all trackers."""
+        self._each(lambda tracker: tracker.step(step, metrics))
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell all about an epoch."""
-        self._tell(lambda tracker: tracker.epoch(epoch, step, metrics))
+        """Pass the metrics of an epoch to all trackers."""
+        self._each(lambda tracker: tracker.epoch(epoch, step, metrics))
 
-    def _tell(self, tell: Callable[[Tracker], None]) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
-                tell(tracker)
+                call(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
-                log(WARNING, "%s is left out from here on: %s", name, error)
+                log(WARNING, "%s failed and gets no more metrics: %s", name, error)
 
 
 def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
