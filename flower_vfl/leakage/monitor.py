@@ -13,8 +13,8 @@ from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.attacks.membership import membership_aucs
 from flower_vfl.leakage.attacks.direct import direct_success
+from flower_vfl.leakage.attacks.membership import membership_aucs
 from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec

@@ -254,9 +254,12 @@ def _probe(
 def _forward(session: Session, content: Content, context: Context) -> Content:
     party = _passive(session)
     reply = _backward(session, content, context)
-    probed = "probe" in content.config
-    probed = probed and Leakage.from_text(content.text("probe")).layers
-    output = party.forward(content.step, content.epoch, content.index, probed)
+    at = content.step, content.epoch, content.index
+    if "probe" in content.config:
+        layers = Leakage.from_text(content.text("probe")).layers
+        output = party.forward(*at, probed=layers)
+    else:
+        output = party.forward(*at)
     reply.arrays = {party.name: TensorArray(output)}
     return reply
 

@@ -194,20 +194,20 @@ def error_content(error: Exception, party: str) -> Content:
             "error": error.problem,
             "party": error.party,
             "remedy": error.remedy,
+            **({} if error.step is None else {"step": error.step}),
             "restarted": isinstance(error, PartyRestartedError),
-        },
-        step=error.step or 0,
+        }
     )
 
 
 def raise_error(content: Content, step: int | None) -> None:
-    """Raise what :func:`error_content` packed."""
+    """Raise what :func:`error_content` packed; `step` is that of the request."""
     kind = PartyRestartedError if content.config.get("restarted") else PartyError
     raise kind(
         content.text("party"),
         content.text("error"),
         content.text("remedy"),
-        content.step or step,
+        content.number("step") if "step" in content.config else step,
     )
 
 

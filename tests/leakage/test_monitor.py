@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from leak_cases import flower_warnings
+from records_cases import by_name
 from scipy.stats import pearsonr
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.monitor import Leakage, LeakageMonitor, split_late
+from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
 
 ROWS, WIDTH = 60, 3
 
@@ -104,7 +105,7 @@ def test_binary_values_are_those_of_scikit_learn() -> None:
         "b": draw(ROWS, 2, seed=2) - 0.5 * target[:, None],
     }
     watch = LeakageMonitor(Leakage(attacks=("norm", "mean")), "binary")
-    found = watch.measure(given, given, target, 4)
+    found = by_name(watch.measure(given, given, target, 4))
     y = target.numpy()
     for party, gradient in given.items():
         rows = gradient.double().numpy()
@@ -125,7 +126,7 @@ def test_classes_and_values() -> None:
     classes = torch.arange(ROWS) % 3
     rows = draw(ROWS, WIDTH) + torch.nn.functional.one_hot(classes, 3)
     watch = LeakageMonitor(Leakage(attacks=("norm",)), "multiclass")
-    found = watch.measure({"a": rows}, {"a": rows}, classes, 1)
+    found = by_name(watch.measure({"a": rows}, {"a": rows}, classes, 1))
     norms = rows.double().norm(dim=1).numpy()
     aucs = [roc_auc_score(classes.numpy() == c, norms) for c in range(3)]
     assert found["leak_norm/a"] == pytest.approx(np.mean(aucs), abs=1e-9)
@@ -135,7 +136,7 @@ def test_classes_and_values() -> None:
     values = draw(ROWS, seed=3)
     rows = draw(ROWS, WIDTH, seed=4) - values[:, None] * torch.tensor([0.1, 2.0, 0.0])
     watch = LeakageMonitor(Leakage(), "regression")
-    found = watch.measure({"a": rows}, {"a": rows}, values, 1)
+    found = by_name(watch.measure({"a": rows}, {"a": rows}, values, 1))
     rho = [pearsonr(rows[:, i].numpy(), values.numpy()).statistic for i in range(WIDTH)]
     assert found["leak_direct/a"] == pytest.approx(rho[1], abs=1e-6)
     assert found["leak_flipped_direct/a"] == pytest.approx(-rho[1], abs=1e-6)
@@ -148,10 +149,9 @@ def test_regression_with_parties_of_different_widths_and_a_coalition() -> None:
         "b": draw(ROWS, 5, seed=5),
     }
     watch = LeakageMonitor(Leakage(coalitions=("all",)), "regression")
-    found = watch.measure(given, given, values, 1)
-    alone = LeakageMonitor(Leakage(), "regression").measure(
-        {"b": given["b"]}, {}, values, 1
-    )
+    found = by_name(watch.measure(given, given, values, 1))
+    other = LeakageMonitor(Leakage(), "regression")
+    alone = by_name(other.measure({"b": given["b"]}, {}, values, 1))
     assert found["leak_direct/b"] == pytest.approx(alone["leak_direct/b"])
     sizes = {p: found[f"leak_flipped_direct/{p}"] for p in ("a", "b", "a+b")}
     assert sizes["a+b"] == pytest.approx(max(sizes["a"], sizes["b"]))
@@ -160,9 +160,9 @@ def test_regression_with_parties_of_different_widths_and_a_coalition() -> None:
 def test_one_class_is_skipped_and_nothing_is_nothing() -> None:
     watch = LeakageMonitor(Leakage(limit=0.6, window=1), "binary")
     rows = {"a": draw(ROWS, WIDTH)}
-    assert watch.measure(rows, rows, torch.ones(ROWS), 1) == {}
-    assert watch.measure({}, rows, labels(), 1) == {}
-    assert watch.state_dict() == {"recent": {}, "late": {}}
+    assert watch.measure(rows, rows, torch.ones(ROWS), 1) == []
+    assert watch.measure({}, rows, labels(), 1) == []
+    assert watch.state_dict()["recent"] == [] and watch.outstanding() == []
 
 
 def test_a_late_measurement_is_that_of_its_step() -> None:
@@ -170,24 +170,25 @@ def test_a_late_measurement_is_that_of_its_step() -> None:
     batches = [{"a": long_rows(target, 0.7, seed)} for seed in range(3)]
     watch = LeakageMonitor(Leakage(), "binary")
     expected = [watch.measure(b, b, target, i) for i, b in enumerate(batches)]
-    assert watch.measure_late(batches[0], batches[0], target, 0) == {}
+    assert watch.measure_late(batches[0], batches[0], target, 0) == []
     found = watch.measure_late(batches[1], batches[1], target, 1)
-    assert split_late(found) == (expected[0], {})
+    assert found == expected[0]
     other = LeakageMonitor(Leakage(), "binary")  # after a restart
     other.load_state_dict(watch.state_dict())
     found = other.measure_late(batches[2], batches[2], target, 2)
-    assert split_late(found) == (expected[1], {})
-    assert split_late(other.outstanding()) == (expected[2], {})
-    assert other.outstanding() == {}
+    assert found == expected[1]
+    assert other.outstanding() == expected[2]
+    assert other.outstanding() == []
 
 
 def test_a_limit_is_not_measured_late(warnings: list[str]) -> None:
     target = labels()
     rows = {"a": long_rows(target, 1.0, 0)}
     watch = LeakageMonitor(Leakage(("norm",), limit=0.6, window=1), "binary")
-    late, now = split_late(watch.measure_late(rows, rows, target, 1))
-    assert not late
-    assert now["leak_limit/a"] > 0.6
+    found = watch.measure_late(rows, rows, target, 1)
+    assert {each.step for each in found} == {1}
+    assert by_name(found)["leak_limit/a"] > 0.6
+    assert watch.outstanding() == []
     assert len(warnings) == 1
 
 
@@ -204,15 +205,16 @@ def test_coalitions_pool_what_is_there() -> None:
     given = {name: draw(ROWS, WIDTH, seed=i) for i, name in enumerate("abc")}
     settings = Leakage(attacks=("mean",), coalitions=("c + a", "all"))
     watch = LeakageMonitor(settings, "binary")
-    found = watch.measure(given, given, target, 1)
-    assert {name.partition("/")[2] for name in found} == {*"abc", "c+a", "a+b+c"}
+    measured = watch.measure(given, given, target, 1)
+    found = by_name(measured)
+    assert {each.party for each in measured} == {*"abc", "c+a", "a+b+c"}
     both = torch.cat([given["c"], given["a"]], dim=1)
-    expected = watch.measure({"x": both}, {}, target, 1)["leak_mean/x"]
+    expected = by_name(watch.measure({"x": both}, {}, target, 1))["leak_mean/x"]
     assert found["leak_mean/c+a"] == pytest.approx(expected, abs=1e-12)
 
     del given["a"]  # its gradient was withheld
-    found = watch.measure(given, given, target, 2)
-    assert {name.partition("/")[2] for name in found} == {"b", "c", "b+c"}
+    measured = watch.measure(given, given, target, 2)
+    assert {each.party for each in measured} == {"b", "c", "b+c"}
 
 
 def test_random_gradients_beside_the_real_ones() -> None:
@@ -221,10 +223,11 @@ def test_random_gradients_beside_the_real_ones() -> None:
     watch = LeakageMonitor(settings, "binary")
     real = long_rows(target, 1.0, 3)
     by_step = [
-        watch.measure({"a": real}, {"a": real}, target, step) for step in range(1, 101)
+        by_name(watch.measure({"a": real}, {"a": real}, target, step))
+        for step in range(1, 101)
     ]
     for attack in ("norm", "cosine"):
-        values = [found[f"leak_{attack}/a/random"] for found in by_step]
+        values = [found[f"leak_random_{attack}/a"] for found in by_step]
         assert np.mean(values) == pytest.approx(0.5, abs=0.03)
         assert np.std(values) > 0.02  # drawn anew at every step
     assert by_step[0]["leak_norm/a"] == 1.0
@@ -238,7 +241,7 @@ def test_the_limit_looks_at_the_average_of_a_window(warnings: list[str]) -> None
     exceeded, aucs = [], []
     for step in range(1, 13):
         rows = long_rows(target, 0.7, step)
-        found = watch.measure({"a": rows}, {"a": rows}, target, step)
+        found = by_name(watch.measure({"a": rows}, {"a": rows}, target, step))
         aucs.append(found["leak_norm/a"])
         if "leak_limit/a" in found:
             exceeded.append(step)
@@ -254,7 +257,7 @@ def test_an_auc_below_one_half_is_a_leak_too() -> None:
     watch = LeakageMonitor(Leakage(("norm",), limit=0.7, window=2), "binary")
     for step in (1, 2):
         rows = long_rows(1 - target, 0.9, step)
-        found = watch.measure({"a": rows}, {"a": rows}, target, step)
+        found = by_name(watch.measure({"a": rows}, {"a": rows}, target, step))
         assert found["leak_norm/a"] < 0.3
     assert found["leak_limit/a"] > 0.7
 
@@ -265,7 +268,7 @@ def test_chance_is_not_flipped_before_the_average() -> None:
     watch = LeakageMonitor(Leakage(("norm",), limit=0.6, window=2), "binary")
     for step in range(1, 9):
         rows = long_rows(target if step % 2 else 1 - target, 1.0, step)
-        found = watch.measure({"a": rows}, {"a": rows}, target, step)
+        found = by_name(watch.measure({"a": rows}, {"a": rows}, target, step))
         assert found["leak_flipped_norm/a"] == 1.0
         assert "leak_limit/a" not in found
 
@@ -278,7 +281,7 @@ def test_the_sign_of_a_correlation_does_not_matter_to_the_limit() -> None:
         sign = 1.0 if step % 2 else -1.0
         rows = draw(ROWS, WIDTH, seed=step)
         rows[:, step % 3] += sign * 3 * values
-        found = watch.measure({"a": rows}, {"a": rows}, values, step)
+        found = by_name(watch.measure({"a": rows}, {"a": rows}, values, step))
         assert found["leak_direct/a"] * sign > 0.8
     assert found["leak_limit/a"] > 0.8
 
@@ -291,7 +294,7 @@ def test_the_worst_attack_of_each_party_is_reported(warnings: list[str]) -> None
         "long": long_rows(target, 1.0, 1),
         "noise": torch.ones(ROWS, WIDTH),
     }
-    found = watch.measure(given, given, target, 1)
+    found = by_name(watch.measure(given, given, target, 1))
     limits = {k: v for k, v in found.items() if k.startswith("leak_limit")}
     assert list(limits) == ["leak_limit/far", "leak_limit/long"]
     for party in ("far", "long"):
@@ -316,8 +319,9 @@ def test_the_window_survives_a_restart() -> None:
     rows = long_rows(target, 0.9, 4)
     expected = first.measure({"a": rows}, {"a": rows}, target, 4)
     assert second.measure({"a": rows}, {"a": rows}, target, 4) == expected
-    assert "leak_limit/a" in expected
-    assert make().measure({"a": rows}, {"a": rows}, target, 4).keys() < expected.keys()
+    assert "leak_limit/a" in by_name(expected)
+    fresh = make().measure({"a": rows}, {"a": rows}, target, 4)
+    assert by_name(fresh).keys() < by_name(expected).keys()
 
 
 def test_layers_are_named_and_those_without_rows_are_left_out() -> None:
@@ -329,16 +333,16 @@ def test_layers_are_named_and_those_without_rows_are_left_out() -> None:
         "total": torch.tensor(1.0),
     }
     watch = LeakageMonitor(Leakage(("norm", "mean")), "binary")
-    found = watch.measure_layers(given, target, 1)
+    found = by_name(watch.measure_layers(given, target, 1, "a"))
     assert set(found) == {
-        f"{kind}_{attack}@{layer}"
+        f"{kind}_{attack}@{layer}/a"
         for kind in ("leak", "leak_flipped")
         for attack in ("norm", "mean")
         for layer in ("0", "conv")
     }
     norms = given["conv"].flatten(1).norm(dim=1).numpy()
     expected = roc_auc_score(target.numpy(), norms)
-    assert found["leak_norm@conv"] == pytest.approx(expected, abs=1e-9)
+    assert found["leak_norm@conv/a"] == pytest.approx(expected, abs=1e-9)
 
 
 def test_an_attack_that_does_not_fit_names_party_and_step() -> None:

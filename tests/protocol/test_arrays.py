@@ -12,8 +12,7 @@ from flwr.app import Array
 from torch import Tensor, nn
 
 from flower_vfl import ConfigError, PartyError
-from flower_vfl.protocol.arrays import to_array, to_tensor
-from flower_vfl.protocol.messages import Content
+from flower_vfl.protocol.messages import Content, TensorArray, to_tensor
 
 DTYPES = [
     torch.float16,
@@ -40,7 +39,7 @@ def test_arrays_keep_every_bit_and_flower_reads_them(
     dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     tensor = (torch.randn(shape) * 9).to(dtype)
-    array = to_array(tensor)
+    array = TensorArray(tensor)
     assert tuple(array.shape) == shape
     assert array.dtype == str(tensor.numpy().dtype)
     by_flower = array.numpy()
@@ -68,7 +67,7 @@ def test_arrays_keep_every_bit_and_flower_reads_them(
 )
 def test_tensors_of_any_layout(make: Callable[[Tensor], Tensor]) -> None:
     tensor = make(torch.randn(6, 5))
-    array = to_array(tensor)
+    array = TensorArray(tensor)
     assert np.array_equal(array.numpy(), tensor.detach().numpy())
     for copy in (to_tensor(array), to_tensor(pickle.loads(pickle.dumps(array)))):
         assert torch.equal(copy, tensor.detach())
@@ -77,7 +76,7 @@ def test_tensors_of_any_layout(make: Callable[[Tensor], Tensor]) -> None:
 
 def test_bfloat16_travels_as_float32() -> None:
     tensor = torch.randn(3, 2).bfloat16()
-    array = to_array(tensor)
+    array = TensorArray(tensor)
     assert array.dtype == "float32"
     assert same(to_tensor(array), tensor.float())
     assert np.array_equal(array.numpy(), tensor.float().numpy())
@@ -105,7 +104,7 @@ def test_arrays_that_flower_made_of_other_layouts() -> None:
     ],
 )
 def test_a_tampered_array(change: Callable[[Array], Array], words: str) -> None:
-    good = to_array(torch.randn(3, 2))
+    good = TensorArray(torch.randn(3, 2))
     bad = change(Array(good.dtype, good.shape, good.stype, good.data))
     with pytest.raises(ConfigError, match=words):
         to_tensor(bad)
@@ -114,6 +113,6 @@ def test_a_tampered_array(change: Callable[[Array], Array], words: str) -> None:
 
 
 def test_an_array_whose_shape_was_changed_is_not_read_as_another() -> None:
-    good = to_array(torch.arange(6.0).reshape(3, 2))
+    good = TensorArray(torch.arange(6.0).reshape(3, 2))
     lied = Array(good.dtype, (2, 3), good.stype, good.data)
     assert torch.equal(to_tensor(lied), torch.arange(6.0).reshape(3, 2))

@@ -13,22 +13,21 @@ from torch import Tensor
 from vertical_cases import ROWS, WrappedGrid, assert_equal, rich_app, through_wire
 
 from flower_vfl import ConfigError, InProcessGrid, PartyError, PartyRestartedError
-from flower_vfl.protocol.arrays import to_array, to_tensor
 from flower_vfl.protocol.config import PartyDescription, TrainingConfig
 from flower_vfl.protocol.messages import (
+    GRADIENT,
     Content,
+    TensorArray,
     Verb,
     error_content,
-    gradient_arrays,
     pack,
-    pack_config,
-    pack_description,
     raise_error,
     read,
     request,
-    unpack_config,
-    unpack_description,
+    to_tensor,
 )
+from flower_vfl.protocol.replay import RESIDENT
+from flower_vfl.records import Measurement
 from flower_vfl.strategies import VerticalStrategy
 
 
@@ -41,10 +40,6 @@ def grid() -> InProcessGrid:
 def test_content_survives_the_wire(grid: InProcessGrid) -> None:
     content = Content(
         config={
-            "step": 0,
-            "epoch": 3,
-            "index": 2,
-            "gradient-step": 8,
             "text": "ä",
             "flag": True,
             "share": 0.1,
@@ -54,10 +49,18 @@ def test_content_survives_the_wire(grid: InProcessGrid) -> None:
         },
         arrays=pack({"a": torch.randn(2, 3), "b": torch.zeros(0, 3)}),
         metrics={"loss": 0.1, "rows": 16.0},
-        labels=to_array(torch.tensor([1.0, 0.0])),
+        labels=TensorArray(torch.tensor([1.0, 0.0])),
+        measured=[Measurement("leak", 0.7, 3, "a", "norm"), Measurement("x", 1.0)],
+        step=9,
+        epoch=3,
+        index=2,
+        gradient_step=8,
     )
     found = read(through_wire(request(Verb.TRAIN_STEP, 1, 77, content)))
-    assert found.config == {**content.config, "turn": 77}
+    assert found.config == content.config
+    assert (found.turn, found.step, found.epoch) == (77, 9, 3)
+    assert (found.index, found.gradient_step) == (2, 8)
+    assert found.measured == content.measured
     assert found.metrics == content.metrics
     assert list(found.arrays) == ["a", "b"]
     assert_equal(found.tensors(), content.tensors())
@@ -69,8 +72,8 @@ def test_content_survives_the_wire(grid: InProcessGrid) -> None:
     "content",
     [
         Content(),
-        Content(config={"step": 0}),
-        Content(config={"gradient-step": 1}),
+        Content(step=1),
+        Content(gradient_step=1),
         Content(arrays=pack({"a": torch.ones(1)})),
         Content(metrics={"loss": 2.0}),
     ],
@@ -85,7 +88,8 @@ def test_parts_that_are_absent_stay_absent(
     assert found.config == content.config
     assert list(found.arrays) == list(content.arrays)
     assert found.metrics == content.metrics
-    assert found.labels is None
+    assert (found.step, found.gradient_step) == (content.step, content.gradient_step)
+    assert found.labels is None and not found.measured
 
 
 def test_entries_of_the_wrong_kind() -> None:
@@ -101,30 +105,21 @@ def test_entries_of_the_wrong_kind() -> None:
         content.number("step")
 
 
-def test_a_gradient_or_none() -> None:
-    gradient = torch.randn(2, 2)
-    assert torch.equal(
-        Content(arrays=gradient_arrays(to_array(gradient))).gradient(),  # type: ignore[arg-type]
-        gradient,
-    )
-    assert Content(arrays=gradient_arrays(None)).gradient() is None
-
-
-def test_terms_and_descriptions_round_trip(grid: InProcessGrid) -> None:
-    terms = TrainingConfig(
+def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
+    config = TrainingConfig(
         5, 32, 100, 0.3, 0.1, {"b": (4,), "a": (2, 3, 3)}, "sum", 0.01
     )
-    message = through_wire(request(Verb.CONFIGURE, 1, 1, Content(pack_config(terms))))
-    found = unpack_config(read(message))
-    assert found == terms
+    message = through_wire(request(Verb.CONFIGURE, 1, 1, Content(config.to_record())))
+    found = TrainingConfig.from_record(read(message).config)
+    assert found == config
     assert list(found.parties) == ["b", "a"]  # the order decides how they are joined
     for description in (
         PartyDescription("x", "label", 9, (), "binary", "d1", "", ("best", "step-3")),
         PartyDescription("y", "passive", 0, (2, 5)),
     ):
-        packed = Content(pack_description(description, "flwr 1"))
+        packed = Content(description.to_record())
         message = through_wire(request(Verb.HELLO, 1, 1, packed))
-        assert unpack_description(read(message)) == description
+        assert PartyDescription.from_record(read(message).config) == description
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,8 @@ class Node:
         self.node = number + 1
         self.context = self.grid._contexts[self.node]
         if not resident:
-            self.grid.close()  # no longer marked as one that stays in memory
+            del self.context.__dict__[RESIDENT]
+            self.grid.close()
         self.party = lambda: next(iter(self.grid.parties().values()))
 
     def ask(self, verb: Verb, turn: int, content: Content | None = None) -> Content:
@@ -170,8 +166,8 @@ class Node:
         greeting: dict[str, Any] = {"seed": 1, "threads": 0, "key": b"k" * 32}
         self.ask(Verb.HELLO, 1, Content(greeting))
         shapes = {"passive-1": (3,), "passive-2": (3,)}
-        terms = TrainingConfig(1, 16, parties=shapes)
-        self.ask(Verb.CONFIGURE, 2, Content(pack_config(terms)))
+        config = TrainingConfig(1, 16, parties=shapes)
+        self.ask(Verb.CONFIGURE, 2, Content(config.to_record()))
 
 
 def assert_same_content(ours: Content, theirs: Content) -> None:
@@ -187,16 +183,16 @@ def test_a_repeated_request_is_answered_again_and_not_trained_twice(
     node = Node(1, resident)
     node.begin()
     where = {"epoch": 1, "index": 0, "step": 1}
-    first = node.ask(Verb.FORWARD, 3, Content(dict(where)))
-    assert_same_content(node.ask(Verb.FORWARD, 3, Content(dict(where))), first)
-    gradient = gradient_arrays(to_array(torch.ones(16, 3)))
-    second = {"epoch": 1, "index": 1, "step": 2, "gradient-step": 1}
-    reply = node.ask(Verb.FORWARD, 4, Content(dict(second), gradient))
+    first = node.ask(Verb.FORWARD, 3, Content(**where))
+    assert_same_content(node.ask(Verb.FORWARD, 3, Content(**where)), first)
+    gradient = {GRADIENT: TensorArray(torch.ones(16, 3))}
+    second = {"epoch": 1, "index": 1, "step": 2, "gradient_step": 1}
+    reply = node.ask(Verb.FORWARD, 4, Content(arrays=gradient, **second))
     party = node.party()
     weights = [w.clone() for w in party.model.state_dict().values()]  # type: ignore[union-attr]
     random = party.random.state_dict()
     for _ in range(2):
-        again = node.ask(Verb.FORWARD, 4, Content(dict(second), gradient))
+        again = node.ask(Verb.FORWARD, 4, Content(arrays=gradient, **second))
         assert_same_content(again, reply)
     party = node.party()
     assert party.step == 1
@@ -209,12 +205,12 @@ def test_an_older_request_is_refused(resident: bool) -> None:
     node = Node(1, resident)
     node.begin()
     where = {"epoch": 1, "index": 0, "step": 1}
-    node.ask(Verb.FORWARD, 7, Content(dict(where)))
+    node.ask(Verb.FORWARD, 7, Content(**where))
     for turn in (6, 2, 0):
         with pytest.raises(PartyError, match=f"request {turn} after request 7.*Two"):
-            raise_error(node.ask(Verb.FORWARD, turn, Content(dict(where))), 1)
-    gradient = gradient_arrays(to_array(torch.ones(16, 3)))
-    late = Content({"gradient-step": 1}, gradient)
+            raise_error(node.ask(Verb.FORWARD, turn, Content(**where)), 1)
+    gradient = {GRADIENT: TensorArray(torch.ones(16, 3))}
+    late = Content(arrays=gradient, gradient_step=1)
     assert "error" not in node.ask(Verb.BACKWARD, 8, late).config
 
 
@@ -222,43 +218,44 @@ def test_an_older_request_is_refused(resident: bool) -> None:
     ("config", "words"),
     [
         ({"step": 3, "epoch": 1, "index": 0}, "has trained 0 steps.*step 3"),
-        ({"step": 1, "epoch": 1, "index": 99}, "no batch 99"),
-        ({"step": 1, "epoch": 1}, "no 'index'"),
-        ({"step": 1, "epoch": 1, "index": 0, "gradient-step": 1}, "waits for no grad"),
+        ({"step": 1, "epoch": 1, "index": 99}, "batch 99 of epoch 1, which has"),
+        ({"step": 1, "epoch": 1, "index": 0, "gradient_step": 1}, "waits for no grad"),
     ],
 )
 def test_requests_out_of_place(config: dict[str, Any], words: str) -> None:
     node = Node()
     with pytest.raises(PartyRestartedError, match=r"before the hello.*resume"):
-        raise_error(node.ask(Verb.FORWARD, 1, Content(dict(config))), None)
+        raise_error(node.ask(Verb.FORWARD, 1, Content(**config)), None)
     node.begin()
     with pytest.raises(PartyError, match=f"'passive-1'.*{words}"):
-        raise_error(node.ask(Verb.FORWARD, 3, Content(dict(config))), None)
+        raise_error(node.ask(Verb.FORWARD, 3, Content(**config)), None)
     with pytest.raises(PartyError, match="'passive-1' is not the label party"):
-        raise_error(node.ask(Verb.TRAIN_STEP, 4, Content(dict(config))), None)
+        raise_error(node.ask(Verb.TRAIN_STEP, 4, Content(**config)), None)
 
 
 def test_a_gradient_of_another_step_or_shape_is_refused() -> None:
     node = Node()
     node.begin()
-    node.ask(Verb.FORWARD, 3, Content({"epoch": 1, "index": 0, "step": 1}))
+    node.ask(Verb.FORWARD, 3, Content(epoch=1, index=0, step=1))
     before = [w.clone() for w in node.party().model.state_dict().values()]  # type: ignore[union-attr]
     for turn, step, shape, words in (
         (4, 2, (16, 3), "step 2 and waits for step 1"),
         (5, 1, (16, 2), r"shape \(16, 2\) for an embedding of shape \(16, 3\)"),
     ):
-        arrays = gradient_arrays(to_array(torch.ones(*shape)))
-        reply = node.ask(Verb.BACKWARD, turn, Content({"gradient-step": step}, arrays))
+        arrays = {GRADIENT: TensorArray(torch.ones(*shape))}
+        reply = node.ask(
+            Verb.BACKWARD, turn, Content(arrays=arrays, gradient_step=step)
+        )
         with pytest.raises(PartyError, match=words):
             raise_error(reply, None)
-    good = gradient_arrays(to_array(torch.ones(16, 3)))
-    nan = gradient_arrays(to_array(torch.full((16, 3), float("nan"))))
-    reply = node.ask(Verb.BACKWARD, 6, Content({"gradient-step": 1}, nan))
+    good = {GRADIENT: TensorArray(torch.ones(16, 3))}
+    nan = {GRADIENT: TensorArray(torch.full((16, 3), float("nan")))}
+    reply = node.ask(Verb.BACKWARD, 6, Content(arrays=nan, gradient_step=1))
     with pytest.raises(PartyError, match=r"48 NaN.*learning rate"):
         raise_error(reply, None)
     after = list(node.party().model.parameters())  # type: ignore[union-attr]
     assert torch.equal(after[0], before[0])
-    assert not node.ask(Verb.BACKWARD, 7, Content({"gradient-step": 1}, good)).config
+    assert not node.ask(Verb.BACKWARD, 7, Content(arrays=good, gradient_step=1)).config
     assert node.party().step == 1
 
 
@@ -295,3 +292,10 @@ def test_a_message_of_another_app_is_refused_politely() -> None:
     reply = read(node.grid._app(through_wire(foreign), node.context))
     assert "not one of flower-vfl's" in reply.text("error")
     assert TaskIdentity.run_id  # set by the grid
+
+
+def test_a_message_without_its_numbers_is_refused(grid: InProcessGrid) -> None:
+    records = RecordDict({"vfl": ConfigRecord({"split": "test"})})
+    message = Message(records, 2, Verb.EMBED.value)
+    with pytest.raises(ConfigError, match=r"lacks its five numbers.*one version"):
+        read(message)

@@ -184,7 +184,7 @@ def test_the_hello_sends_no_digest_of_ids_that_are_to_be_aligned() -> None:
 
     def look(reply: Message) -> Message:
         if reply.metadata.message_type == Verb.HELLO:
-            digests.append(read(reply).config["ids-digest"])
+            digests.append(read(reply).config["ids_digest"])
         return reply
 
     with in_process(make_parties()) as grid:

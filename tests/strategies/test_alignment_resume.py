@@ -102,7 +102,7 @@ def test_a_party_that_lost_its_memory_comes_back_to_its_rows(tmp_path: Path) -> 
         steps["forward"] += kind == Verb.FORWARD
         if steps["forward"] == 4 and message.metadata.dst_node_id == 3:
             steps["forward"] += 1
-            sessions._sessions.pop((inner.run.run_id, 3))
+            sessions.sessions.pop((inner.run.run_id, 3))
 
     result = strategy.start(WrappedGrid(inner, forget_once), num_rounds=2)
     assert set(losses(result)) == {1, 2}

@@ -165,7 +165,7 @@ def test_a_transform_that_requires_labels_gets_those_of_the_batch() -> None:
     strategy.start(grid, num_rounds=2)
     assert len(got) == 2 * 2 * 3
     for _, epoch, step, found in got:
-        rows = seen["label"].schedule.training_rows(epoch, (step - 1) % 3)
+        rows = seen["label"].schedule.training_batches(epoch)[(step - 1) % 3]
         assert found is not None
         assert torch.equal(found, labels()[rows].float())
     quiet: list[Tensor | None] = []
@@ -200,17 +200,17 @@ def test_early_stopping_without_validation_rows() -> None:
 
 def test_early_stopping_on_a_metric_that_does_not_exist() -> None:
     label, passive = simple_parties()
-    with pytest.raises(ConfigError, match=r"'valid_f1'.*valid_accuracy"):
+    with pytest.raises(ConfigError, match=r"'valid_gini'.*valid_accuracy"):
         start(
             [label, *passive],
             valid_fraction=0.2,
-            early_stopping=EarlyStopping(metric="f1"),
+            early_stopping=EarlyStopping(metric="gini"),
         )
 
 
 @pytest.mark.parametrize(
     "name",
-    ["batch_size", "evaluate_every", "checkpoint_every", "retries", "threads"],
+    ["batch_size", "evaluate_every", "retries", "threads", "evaluation_rows"],
 )
 def test_negative_settings(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must not be negative"):

@@ -34,7 +34,7 @@ def test_rows_that_get_lost_on_the_way_are_noticed_by_the_label_party() -> None:
         if reply.metadata.message_type == Verb.FORWARD and "passive-1" in str(records):
             record = next(iter(records.values()))
             array = protocol.to_tensor(record["passive-1"])
-            record["passive-1"] = protocol.to_array(array[:-1])
+            record["passive-1"] = protocol.TensorArray(array[:-1])
         return reply
 
     with pytest.raises(PartyError) as caught:
@@ -164,12 +164,8 @@ def test_a_reply_without_its_embedding() -> None:
 
 def test_another_version_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     label, passive = simple_parties()
-    old = protocol.pack_description
-
-    def of_the_future(*args: Any) -> dict[str, Any]:
-        return {**old(*args), "protocol": protocol.VERSION + 1}
-
-    monkeypatch.setattr("flower_vfl.protocol.handlers.pack_description", of_the_future)
+    future = protocol.VERSION + 1
+    monkeypatch.setattr("flower_vfl.protocol.client_app.VERSION", future)
     fails_before_training(
         [label, *passive], "'label'", "version", "Install the same flower-vfl"
     )
@@ -179,7 +175,7 @@ def test_other_versions_of_packages_are_warned_about(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = iter(["flwr 1", "flwr 1", "flwr 2"])
-    monkeypatch.setattr("flower_vfl.protocol.handlers.versions", lambda: next(texts))
+    monkeypatch.setattr("flower_vfl.protocol.client_app.versions", lambda: next(texts))
     label, passive = simple_parties()
     start([label, *passive], epochs=1)
     assert "passive-2: flwr 2" in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from leak_cases import Record, deep_parties, flower_warnings, run
 from records_cases import series_of
+from strategy_cases import build_strategy
 from vertical_cases import final_states, labels, losses, rich_app, scores
 
 from flower_vfl import InProcessGrid, PartyError
@@ -19,7 +20,6 @@ from flower_vfl.strategies import (
     EarlyStopping,
     Iso,
     VerticalResult,
-    VerticalStrategy,
     build_defense,
 )
 
@@ -27,7 +27,7 @@ EPOCHS, STEPS = 4, 3  # of 48 rows in batches of 16
 
 
 def strategy(folder: Path, leakage: Leakage | None, **settings: Any) -> Any:
-    return VerticalStrategy(
+    return build_strategy(
         **{
             "batch_size": 16,
             "seed": 3,

@@ -134,10 +134,10 @@ def test_a_party_that_loses_its_memory_is_rewound(
             seen["labels"] += 1
             found = next(
                 key
-                for key, s in sessions._sessions.items()
+                for key, s in sessions.sessions.items()
                 if s.party.name == party and key[0] == grid.run.run_id
             )
-            del sessions._sessions[found]
+            del sessions.sessions[found]
 
     wrapped = WrappedGrid(grid, lose_memory)
     result = strategy(None, 3).start(wrapped, num_rounds=EPOCHS)
@@ -205,4 +205,4 @@ def test_what_the_strategy_keeps_in_memory_does_not_grow(tmp_path: Path) -> None
     made = strategy(tmp_path, 1)
     with rich_grid(tmp_path) as grid:
         made.start(grid, num_rounds=EPOCHS)
-    assert len(made._running()._keeper.kept) <= 4  # two steps, best and final
+    assert len(made._running()._checkpoints.kept) <= 4  # two steps, best and final

@@ -44,7 +44,7 @@ def test_a_party_that_forgets_again_and_again_ends_the_run(tmp_path: Path) -> No
 def test_resume_without_any_checkpoint_says_what_to_do(tmp_path: Path) -> None:
     with rich_grid(tmp_path) as grid, pytest.raises(ConfigError) as caught:
         strategy(tmp_path, 1).start(grid, resume=True)
-    for word in ("every party", "state-dir", "checkpoint_every"):
+    for word in ("every party", "state-dir", "Checkpoints(every="):
         assert word in str(caught.value)
 
 

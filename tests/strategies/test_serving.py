@@ -26,7 +26,7 @@ from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.messages import Verb, read
 from flower_vfl.protocol.serving import find_batches, serving_batches
-from flower_vfl.strategies import VerticalStrategy, serve
+from flower_vfl.strategies import VerticalStrategy
 
 
 class Listening(WrappedGrid):
@@ -68,7 +68,7 @@ def test_an_embedding_goes_out_and_a_prediction_comes_back() -> None:
     label, passive = simple_parties(1)
     strategy, grid = trained(label, passive)
     passive[0].questions = [7, 3]
-    serve(strategy, "passive-1")
+    strategy.serve("passive-1")
     with torch.no_grad():
         embedding = passive[0].model.eval()(features(1)[[7, 3]])
         expected = label.objective.predict(embedding)
@@ -104,7 +104,7 @@ def test_a_row_hides_in_an_agreed_batch() -> None:
     strategy, grid = trained(label, passive)
     asked = [11, 40]
     passive[1].questions = asked
-    serve(strategy, "passive-2", hide=10)
+    strategy.serve("passive-2", hide=10)
     told = [config for config, _ in grid.heard if "batches" in config]
     where = find_batches(passive[1], torch.tensor(asked), 10).tolist()
     assert told == [{"batches": sorted({number for number, _ in where})}]
@@ -130,23 +130,23 @@ def test_who_needs_to_know_the_row_says_so() -> None:
     label, passive = simple_parties(2)
     strategy, _ = trained(label, passive)
     with pytest.raises(ConfigError, match="hide=100"):
-        serve(strategy, "passive-1")
+        strategy.serve("passive-1")
     with pytest.raises(ConfigError, match="passive-1, passive-2"):
-        serve(strategy, "passive-3", hide=5)
+        strategy.serve("passive-3", hide=5)
 
 
 def test_nothing_asked_and_rows_that_were_not_aligned() -> None:
     label, passive = simple_parties(1)
     strategy, _ = trained(label, passive)
-    serve(strategy, "passive-1")
+    strategy.serve("passive-1")
     assert len(passive[0].answers) == 0
-    serve(strategy, "passive-1", hide=5)
+    strategy.serve("passive-1", hide=5)
     assert len(passive[0].answers) == 0
     for party in (label, *passive):
         party.place(RowIndex(torch.arange(40)))
     strategy, _ = trained(label, passive)
     passive[0].questions = [50]
     with pytest.raises(PartyError, match="not aligned"):
-        serve(strategy, "passive-1", hide=5)
-    serve(strategy, "passive-1")  # an embedding alone needs no alignment
+        strategy.serve("passive-1", hide=5)
+    strategy.serve("passive-1")  # an embedding alone needs no alignment
     assert len(passive[0].answers) == 1

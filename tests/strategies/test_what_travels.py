@@ -72,7 +72,7 @@ def test_features_labels_and_ids_never_travel() -> None:
     schedule = party.configured()
     for epoch in (1, 2):  # labels in the order of the batches too
         for index in range(3):
-            rows = schedule.training_rows(epoch, index)
+            rows = schedule.training_batches(epoch)[index]
             values = labels()[rows].numpy()
             for kind in (np.float32, np.float64, np.int64, np.int8):
                 seen_labels.add(values.astype(kind).tobytes())

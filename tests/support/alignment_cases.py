@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.common.serde import context_from_proto, context_to_proto
+from strategy_cases import build_strategy
 from torch import nn
 from vertical_cases import StatelessGrid
 
@@ -72,7 +73,7 @@ def make_app(
 
 def make_strategy(method: str = "psu", **options: Any) -> VerticalStrategy:
     given = {"batch_size": 16, "seed": 3, "progress": False, "relay_bytes": 400}
-    return VerticalStrategy(alignment=method, **{**given, **options})
+    return build_strategy(method=method, **{**given, **options})
 
 
 def ids_by_row(party: Party) -> dict[int, object]:
@@ -126,6 +127,6 @@ def secrets_of(grid: StatelessGrid) -> list[int]:
 def handshakes_of(grid: InProcessGrid) -> list[object]:
     """Return the handshakes that live behind a grid."""
     run = grid.run.run_id
-    live = [s for key, s in sessions._sessions.items() if key[0] == run]
+    live = [s for key, s in sessions.sessions.items() if key[0] == run]
     assert live
     return [s.handshake for s in live if s.handshake or s.saved_handshake]

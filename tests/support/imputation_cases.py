@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
+from strategy_cases import build_strategy
 from vertical_cases import ROWS, bottom, features, make_label
 
 from flower_vfl import InProcessGrid, LabelParty, PassiveParty, vertical_client_app
@@ -49,7 +50,7 @@ def placed_app(
 
 def strategy(**options: Any) -> VerticalStrategy:
     settings = {"batch_size": 16, "seed": 3, "keep_final": True, "threads": 1}
-    return VerticalStrategy(**{**settings, "progress": False, **options})
+    return build_strategy(**{**settings, "progress": False, **options})
 
 
 def start(app: ClientApp, folder: Path, **options: Any) -> VerticalResult:

@@ -82,7 +82,7 @@ def run(
 ) -> VerticalResult:
     """Train two linear parties, or those given; options are the label party's."""
     if parties is None:
-        given = {"trust_server": True, "defenses": build_defense}
+        given = {"trust_server": True, "build_defense": build_defense}
         label, passive = simple_parties(**{**given, **options})
         parties = [label, *passive]
     strategy = VerticalStrategy(
@@ -112,7 +112,7 @@ def deep_parties(
     objective = (
         MeanSquaredError(top) if task == "regression" else CrossEntropy(top, classes)
     )
-    given = {"trust_server": True, "defenses": build_defense, **options}
+    given = {"trust_server": True, "build_defense": build_defense, **options}
     others = [
         PassiveParty(
             features(i + 1, len(labels)),
@@ -133,7 +133,7 @@ def batches_of(parties: list[Party], epochs: int) -> list[NDArray[Any]]:
     schedule = label.configured()
     steps = -(-schedule.size("train") // 16)
     return [
-        label.raw_labels[schedule.training_rows(epoch, index)].numpy()
+        label.raw_labels[schedule.training_batches(epoch)[index]].numpy()
         for epoch in range(1, epochs + 1)
         for index in range(steps)
     ]

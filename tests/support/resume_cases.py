@@ -43,7 +43,7 @@ def strategy(folder: Path | None, every: int, **options: Any) -> VerticalStrateg
         valid_fraction=0.2,
         early_stopping=EarlyStopping(patience=2, metric="loss"),
         progress=False,
-        defense=options.pop("transforms", [CountingTransform()]),
+        defense=options.pop("defense", [CountingTransform()]),
         checkpoints=Checkpoints(every=every, keep_final=True, folder=folder),
         **options,
     )

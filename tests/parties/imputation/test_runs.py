@@ -39,7 +39,6 @@ from flower_vfl import (
 from flower_vfl.objectives import LADistill, Objective
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.schedule import TEST, TRAIN
-from flower_vfl.strategies import Checkpoints
 
 
 def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
@@ -92,7 +91,7 @@ def test_a_secret_of_its_own_survives_in_the_node_state(tmp_path: Path) -> None:
         {"secret": None, "synthetic_labels": "random_pos"}, {"secret": None}
     )
     grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path)})
-    strategy(checkpoints=Checkpoints(every=2)).start(grid, num_rounds=1)
+    strategy(checkpoint_every=2).start(grid, num_rounds=1)
     first = final_states(tmp_path, "step-2")
     last = final_states(tmp_path)
     for name in first:
@@ -106,14 +105,12 @@ def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     app = placed_app(
         {"synthetic_labels": "random_pos"}, {"synthetic_features": "random"}
     )
-    start(app, tmp_path / "whole", checkpoints=Checkpoints(every=3))
+    start(app, tmp_path / "whole", checkpoint_every=3)
     folder = {"state-dir": str(tmp_path / "parts")}
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoints=Checkpoints(every=3)).start(grid, num_rounds=1)
+        strategy(checkpoint_every=3).start(grid, num_rounds=1)
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoints=Checkpoints(every=3)).start(
-            grid, num_rounds=2, resume=True
-        )
+        strategy(checkpoint_every=3).start(grid, num_rounds=2, resume=True)
     assert_equal(final_states(tmp_path / "whole"), final_states(tmp_path / "parts"))
 
 
@@ -127,7 +124,7 @@ def test_rows_that_nobody_holds_are_trained_on(tmp_path: Path) -> None:
     with in_process([label, *passive]) as grid:
         result = strategy(batch_size=4, test_fraction=0.0).start(grid, num_rounds=3)
     schedule = label.configured()
-    real = [bool((schedule.training_rows(3, i) < 6).any()) for i in range(7)]
+    real = [bool((schedule.training_batches(3)[i] < 6).any()) for i in range(7)]
     assert not all(real)
     assert all(np.isfinite(loss) for loss in losses(result).values())
 
