@@ -112,7 +112,7 @@ def main() -> None:
     for name, value in document["final"].items():
         _say(f"{name.replace('_', ' ')}: {value:.4f}")
     step = document["seconds"]["step"]
-    _say(f"{step * 1e3:.1f} ms per step over {len(document['epochs'])} epochs")
+    _say(f"{step * 1e3:.1f} ms per step over {options.epochs} epochs")
     if options.keep:
         _say(f"kept in {options.keep}")
 

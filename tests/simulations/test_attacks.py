@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_cases import call
+from cli_cases import call, training_losses
 from flwr.app import Context, RecordDict
 
 from flower_vfl.errors import ConfigError
@@ -34,6 +34,7 @@ from flower_vfl.simulations.attacks import (
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.nodes import passive_at
 from flower_vfl.simulations.parties import load_rows, make_passive
+from flower_vfl.simulations.results import table
 from flower_vfl.simulations.runtime.engines import run_and_attack, set_log
 
 QUICK = "labels=20,steps=30"
@@ -212,7 +213,8 @@ def test_completion_is_that_of_the_saved_modules(tmp_path: Path) -> None:
     ]
     kept = json.loads((tmp_path / "result.json").read_text())
     assert kept["completion"] == found == complete_models(config, parties)
-    assert list(kept["leakage"]) == ["passive-1", "passive-2"]
+    leaks = table(kept).query("metric == 'leak'")
+    assert set(leaks["party"]) == {"passive-1", "passive-2"}
 
     # The same by hand, for the second party with the second set of known labels.
     rows, label = load_rows(config, 2), load_rows(config, 0)
@@ -247,7 +249,7 @@ def test_a_malicious_optimizer_trains_another_model() -> None:
     for attack in ("passive", "active", "active:gamma=0"):
         quick = f"{attack}{',' if ':' in attack else ':'}labels=4,steps=1"
         document = run_and_attack(RunConfig(attack=quick, epochs=2), "in-process")
-        losses.append([epoch["loss"] for epoch in document["epochs"]])
+        losses.append(training_losses(document))
     assert losses[1][1] != losses[0][1]
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)  # a γ of 0 is honest
 
@@ -270,12 +272,14 @@ def test_every_option_on_the_command_line(
     assert document == json.loads((tmp_path / "result.json").read_text())
     coalitions = {"passive-1+passive-3", "passive-1+passive-2+passive-3"}
     three = {f"passive-{i}" for i in (1, 2, 3)}
-    assert {p for p in document["leakage"] if "random" not in p} == coalitions | three
-    assert "passive-1/random" in document["leakage"]
-    names = document["leakage"]["passive-2"]
-    assert {"norm", "cosine", "mean", "median"} < set(names)
-    assert any(name.startswith("norm@") for name in names)
-    assert "leak_limit/passive-1" in document["series"]
+    records = table(document)
+    leaks = records.query("metric == 'leak'")
+    assert set(leaks["party"]) == coalitions | three
+    assert "passive-1" in set(records.query("metric == 'leak_random'")["party"])
+    second = leaks.query("party == 'passive-2'")
+    assert set(second["attack"]) == {"norm", "cosine", "mean", "median"}
+    assert second.query("attack == 'norm'")["layer"].any()
+    assert "passive-1" in set(records.query("metric == 'leak_limit'")["party"])
     attackers = [
         (entry["attack"].partition(":")[0], entry["party"], entry["seed"])
         for entry in document["completion"]
@@ -356,10 +360,8 @@ def test_settings_of_a_file_with_lists_and_tables(
     config = document["config"]
     assert config["attack"] == f"norm,mean:hard=true,passive:{QUICK}"
     assert (config["defense"], config["defense_at"]) == ("iso:t=2.0", "label")
-    assert list(document["leakage"]["passive-1+passive-2"]) == [
-        "norm",
-        "mean:hard=true",
-    ]
+    both = table(document).query("metric == 'leak' and party == 'passive-1+passive-2'")
+    assert set(both["attack"]) == {"norm", "mean:hard=true"}
     assert document == json.loads((tmp_path / "first" / "result.json").read_text())
 
     # What the command line says comes first.
@@ -370,8 +372,8 @@ def test_settings_of_a_file_with_lists_and_tables(
     assert code == 0, error
     document = json.loads(output)
     assert document["config"]["attack"] == "cosine"
-    assert len(document["epochs"]) == 1
-    assert list(document["leakage"]["passive-1"]) == ["cosine"]
+    assert len(training_losses(document)) == 1
+    assert set(table(document).query("metric == 'leak'")["attack"]) == {"cosine"}
     assert document.get("completion") is None
 
 

@@ -1,12 +1,15 @@
-"""The command, called in this process."""
+"""Call the command in this process, and read what a run measured."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from flower_vfl.simulations.cli import main as cli
+from flower_vfl.simulations.results import table
 
 
 def call(
@@ -14,7 +17,7 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
     *arguments: str,
 ) -> tuple[int, str, str]:
-    """Call the command in this process, which spares the imports."""
+    """Call the command in this process, which saves the imports."""
     monkeypatch.setattr(sys, "argv", ["flower-vfl", *arguments])
     code = 0
     try:
@@ -23,3 +26,9 @@ def call(
         code = leave.code if isinstance(leave.code, int) else 1
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def training_losses(document: Mapping[str, Any]) -> list[float]:
+    """Return the training loss of each epoch."""
+    found = table(document).query("metric == 'loss' and split == 'train'")
+    return [float(value) for value in found.sort_values("epoch")["value"]]

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_cases import call
+from cli_cases import call, training_losses
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
@@ -67,7 +67,7 @@ def test_run_prints_a_table_and_json_prints_json_only() -> None:
     assert "passive parties" in shown.stdout
     printed = run_cli("run", "--epochs", "2", "--json")
     document = json.loads(printed.stdout)
-    assert [epoch["epoch"] for epoch in document["epochs"]] == [1, 2]
+    assert len(training_losses(document)) == 2
     assert document["config"]["epochs"] == 2
     assert document["versions"]["torch"]
     assert document["seconds"]["total"] > document["seconds"]["training"] > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import training_losses
 from fault_cases import (
     SETTINGS,
     Settings,
@@ -223,5 +224,5 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(
     )
     assert_same(found, expected)
     results = [load_result(tmp_path / folder) for folder in ("ours", "calm")]
-    losses = [[m["loss"] for m in result["epochs"]] for result in results]
+    losses = [training_losses(result) for result in results]
     assert losses[0] == losses[1] and len(losses[0]) == 15
