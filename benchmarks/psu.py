@@ -1,18 +1,19 @@
-"""Private set union: exponentiations per second, and how much of the library's speed is left.
+"""Private set union: exponentiations per second, beside the library's own speed.
 
-For each group the speed of the library's own power in a tight loop, on all cores; then
-the whole union of two parties (hashing, exponentiations, checks, sorting, sealing, looking up)
-and its exponentiations per second as a share of that speed, measured before and after. A power
-of a modp group with the product of two or three short keys counts as two or three. Both
-parties run in this process, one after the other, each on all cores, so that the time is
-that of the work of both. Memory is the growth of the process at its peak, for both.
+For each group the speed of the library's exponentiation in a tight loop, on all cores;
+then the whole union of two parties (hashing, exponentiations, checks, sorting,
+encryption, lookups) and its exponentiations per second as a share of that speed,
+measured before and after. An exponentiation of a modp group with the product of two or
+three short keys counts as two or three. Both parties run in this process, one after the
+other, each on all cores: the time is that of the work of both. Memory is the growth of
+the process at its peak, for both.
 
     python benchmarks/psu.py --ids 100000
     python benchmarks/psu.py --ids 1000000 --groups ristretto255
     python benchmarks/psu.py --ids 100000 --groups ristretto255 --handshake
 
-With --handshake the union is that of `VerticalStrategy(alignment="psu")`, as Flower
-messages over an `InProcessGrid`, from the hello to the agreement on the aligned rows.
+With --handshake the union is that of `VerticalStrategy(alignment=Alignment("psu"))`, as
+Flower messages over an `InProcessGrid`, from the hello to the configuration.
 
 Where openmined-psi is installed, its intersection of the same ids follows (one core);
 `pip install --no-deps openmined-psi` leaves alone the newer protobuf that Flower needs.
@@ -35,27 +36,17 @@ import torch
 from torch import nn
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.alignment import (
-    GROUPS,
-    ChunkCodec,
-    Elements,
-    Group,
-    Identity,
-    Member,
-    PsiParty,
-    PsuParty,
-    RoundMessage,
-    SecureChannel,
-    encode_ids,
-    make_group,
-    settings,
-)
-from flower_vfl.alignment.elements import Progress, cores
-from flower_vfl.alignment.modp import Modp
+from flower_vfl.alignment import GROUPS, METHODS, Identity, encode_ids
+from flower_vfl.alignment.channel import SecureChannel
+from flower_vfl.alignment.chunks import ChunkCodec
+from flower_vfl.alignment.elements import Elements, Group, Progress, cores
+from flower_vfl.alignment.groups import Modp, make_group
+from flower_vfl.alignment.messages import HandshakeConfig, RoundMessage
+from flower_vfl.alignment.ring import Member
 from flower_vfl.strategies import Alignment, VerticalStrategy
 
-NAMES = ["a", "p"]
-KINDS = {"psu": PsuParty, "psi": PsiParty}
+NAMES = ("a", "p")
+CHUNK = 1 << 16  # elements of a chunk: 2 MiB of ristretto255
 
 
 def tight_loop(group: Group, calls: int) -> Callable[[], None]:
@@ -63,14 +54,12 @@ def tight_loop(group: Group, calls: int) -> Callable[[], None]:
     element = group.hash([b"element"])
     key = group.random_key()
     if isinstance(group, Modp):
-        library = group._library
-        base = library.number(element.tobytes())
-        exponent = library.number(key.to_bytes(group.size, "big"))
-        modulus = group._prime
+        base = group._integer.from_bytes(element.tobytes())
+        exponent, modulus = group._integer(key), group._prime
 
         def loop() -> None:
             for _ in range(calls):
-                library.power(base, exponent, modulus)
+                pow(base, exponent, modulus)
 
         return loop
     multiply = group._sodium.crypto_scalarmult_ristretto255  # type: ignore[attr-defined]
@@ -99,23 +88,23 @@ def tight_speed(group: Group, calls: int) -> float:
     return calls * len(threads) / (time.perf_counter() - start)
 
 
-def make_posts(method: str, group: Group) -> dict[str, ChunkCodec]:
-    """Return the letter boxes of two parties that have pinned each other's keys."""
+def make_codecs(method: str, group: Group) -> dict[str, ChunkCodec]:
+    """Return the codecs of two parties that have pinned each other's keys."""
     identities = {name: Identity() for name in NAMES}
-    agreed = settings(method, group.name, NAMES, 0)
     session = secrets.token_bytes(16)
-    seals = {}
+    agreed = HandshakeConfig(session, method, group.name, NAMES, 0, CHUNK).agreed()
+    channels = {}
     for name, other in zip(NAMES, reversed(NAMES), strict=True):
         pins = {other: identities[other].public}
-        seals[name] = SecureChannel(name, session, agreed, identities[name], pins)
-    hellos = [each.hello() for each in seals.values()]
-    for each in seals.values():
-        each.meet(hellos)
-    return {name: ChunkCodec(seals[name], group) for name in NAMES}
+        channels[name] = SecureChannel(name, session, agreed, identities[name], pins)
+    hellos = [channel.hello() for channel in channels.values()]
+    for channel in channels.values():
+        channel.exchange_keys(hellos)
+    return {name: ChunkCodec(channels[name], group, CHUNK) for name in NAMES}
 
 
 @contextmanager
-def counted_powers(usual: int) -> Iterator[list[float]]:
+def counted_exponentiations(usual: int) -> Iterator[list[float]]:
     """Count exponentiations; those with keys longer than usual as so many more."""
     exponentiations = [0.0]
     raise_list = Group.power
@@ -135,36 +124,35 @@ def counted_powers(usual: int) -> Iterator[list[float]]:
 
 
 def align(method: str, group: Group, ids: dict[str, list[str]]) -> tuple[float, int]:
-    """Return seconds and ids in the end of the library's own relay."""
+    """Return seconds and aligned ids of the protocol without Flower's messages."""
     start = time.perf_counter()
-    posts = make_posts(method, group)
+    codecs = make_codecs(method, group)
     members = {
         name: Member(
-            KINDS[method](name, NAMES, encode_ids(ids[name]), group, b"benchmark")
+            METHODS[method](name, NAMES, encode_ids(ids[name]), group, b"benchmark")
         )
         for name in NAMES
     }
-    letters: list[RoundMessage] = []
+    messages: list[RoundMessage] = []
     for member in members.values():
-        letters += member.open()
-    while letters:
-        following: list[RoundMessage] = []
-        while letters:
-            letter = letters.pop(0)
-            for sealed in posts[letter.sender].send(letter):
-                arrived = posts[letter.receiver].receive(sealed)
-                if arrived is not None:
-                    following += members[letter.receiver].take(arrived)
-        letters = following
-    alignment = members["a"].alignment
-    assert alignment is not None
-    return time.perf_counter() - start, len(alignment.universe)
+        messages += member.start()
+    while messages:
+        message = messages.pop(0)
+        sender, receiver = message.header.sender, message.header.receiver
+        for number in range(codecs[sender].chunks(message)):
+            chunk = codecs[sender].encode(message, number)
+            arrived = codecs[receiver].decode(chunk)
+            if arrived is not None:
+                messages += members[receiver].receive(arrived)
+    aligned = members["a"].aligned
+    assert aligned is not None
+    return time.perf_counter() - start, len(aligned.universe)
 
 
-def shake_hands(
+def run_handshake(
     method: str, group: Group, ids: dict[str, list[str]]
 ) -> tuple[float, int]:
-    """Return seconds and ids in the end of the strategy's handshake."""
+    """Return seconds and aligned ids of the strategy's handshake."""
     top = CrossEntropy(nn.Linear(1, 1))
     labels = torch.arange(len(ids["a"])) % 2
     features = torch.zeros(len(ids["p"]), 1)
@@ -201,8 +189,8 @@ def measure(
         ],
     }
     before = tight_speed(group, calls)
-    with counted_powers(group.random_key().bit_length()) as done:
-        seconds, aligned = (shake_hands if handshake else align)(method, group, ids)
+    with counted_exponentiations(group.random_key().bit_length()) as done:
+        seconds, aligned = (run_handshake if handshake else align)(method, group, ids)
     exponentiations = done[0]
     after = tight_speed(group, calls)
     speed, whole = (before + after) / 2, exponentiations / seconds
@@ -249,7 +237,7 @@ def main() -> None:
     parser.add_argument("--overlap", type=float, default=0.5)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=[*GROUPS])
     parser.add_argument("--handshake", action="store_true", help="by the strategy")
-    parser.add_argument("--methods", nargs="+", choices=KINDS, default=["psu"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["psu"])
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     for method in given.methods:

@@ -1,4 +1,4 @@
-"""The alignment of ids before training: the strategy carries letters it cannot read."""
+"""The alignment of ids before training: the strategy relays encrypted chunks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from logging import INFO
 
 from flwr.supercore import log
 
-from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, Sealed
-from flower_vfl.alignment.handshake import Invitation
+from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS
 from flower_vfl.alignment.messages import (
+    REMEDY,
+    EncryptedChunk,
+    HandshakeConfig,
+    Key,
     Stage,
+    pack_chunks,
+    pack_handshake,
     pack_hellos,
-    pack_invitation,
-    pack_parts,
+    read_list,
+    unpack_chunks,
     unpack_hellos,
-    unpack_parts,
-    unpack_sizes,
 )
-from flower_vfl.alignment.ring import REMEDY
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.protocol.config import PartyDescription
 from flower_vfl.protocol.messages import Content, Value, Verb
@@ -34,33 +36,39 @@ from .progress import AlignmentProgress
 NONE = "none"
 ALIGNMENTS = (NONE, *METHODS)
 RELAY_BYTES = 16 << 20
-_PARTS = 4  # of a full message: an odd end of one list leaves room for the next
-_GOODBYE = 10.0  # seconds to wait for parties that are told to forget a handshake
+_CHUNKS = 4  # of a full message: the rest of one list leaves room for the next
+_DROP_SECONDS = 10.0  # to wait for parties that are told to forget a handshake
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the strategy aligns the parties' ids before training.
+    """How the ids of the parties are aligned before training.
 
     Parameters
     ----------
     method : str (default: "none")
-        ``"psu"`` trains on the private union of the parties' ids, ``"psi"`` on their
-        intersection; ``"none"`` where all have the same rows in the same order.
+        ``"psu"`` trains on the union of all ids (private set union), ``"psi"`` on the
+        ids that all parties have (private set intersection). ``"none"`` needs the same
+        rows in the same order at every party.
     group : str (default: "ristretto255")
-        The group that alignment computes in, one of `flower_vfl.alignment.GROUPS`.
+        The group of the exponentiations, one of `flower_vfl.alignment.GROUPS`.
     padding : int (default: 0)
-        Dummy ids of each party, which blur the size of the intersection.
+        Dummy ids of each party, which blur the size of the intersection
+        (`flower_vfl.alignment.padding_delta`).
     relay_bytes : int (default: 16 MiB)
-        Largest number of bytes of lists in one message.
+        Most bytes of encrypted lists in one message.
 
     Examples
     --------
-    >>> from flower_vfl.strategies import Alignment, VerticalStrategy
-    >>> strategy = VerticalStrategy(alignment=Alignment("psu", padding=100))
+    >>> alignment = Alignment("psu", padding=100)
+    >>> alignment.group
+    'ristretto255'
+    >>> bool(alignment), bool(Alignment())
+    (True, False)
     """
 
     method: str = NONE
+    _: KW_ONLY
     group: str = DEFAULT_GROUP
     padding: int = 0
     relay_bytes: int = RELAY_BYTES
@@ -80,104 +88,105 @@ class Alignment:
         """Return whether ids are aligned at all."""
         return self.method != NONE
 
-    def invitation(self, ring: Sequence[str]) -> Invitation:
-        """Return the invitation to a new handshake."""
-        return Invitation(
+    def handshake(self, ring: Sequence[str]) -> HandshakeConfig:
+        """Return the config of a new handshake."""
+        return HandshakeConfig(
             secrets.token_bytes(32),
             self.method,
             self.group,
             tuple(ring),
             self.padding,
-            max(1, self.relay_bytes // _PARTS),
+            max(1, self.relay_bytes // _CHUNKS),
         )
 
 
 class Relay:
-    """Sealed parts on their way: in order, and not too many at a time."""
+    """Queues of encrypted chunks for each party: in order, and few at a time."""
 
     def __init__(self, ring: Sequence[str], limit: int) -> None:
         self._limit = limit
-        self._boxes: dict[str, deque[Sealed]] = {name: deque() for name in ring}
+        self._queues: dict[str, deque[EncryptedChunk]] = {n: deque() for n in ring}
         self._more: set[str] = set()
         self.merged: int | None = None  # size of the merged list, once it is known
 
-    def collect(self, sender: str, parts: Iterable[Sealed], more: bool) -> None:
-        """Take in what a party has sent."""
-        for part in parts:
-            header = part.header
-            if header.sender != sender or header.receiver not in self._boxes:
+    def collect(
+        self, sender: str, chunks: Iterable[EncryptedChunk], more: bool
+    ) -> None:
+        """Queue the chunks that a party has sent."""
+        for chunk in chunks:
+            header = chunk.header
+            if header.sender != sender or header.receiver not in self._queues:
                 raise PartyError(
                     sender,
-                    f"has sent a letter from '{header.sender}' to '{header.receiver}'",
+                    f"has sent a chunk from '{header.sender}' to '{header.receiver}'",
                     REMEDY,
                 )
-            self._boxes[header.receiver].append(part)
+            self._queues[header.receiver].append(chunk)
             if header.phase == "union":
                 self.merged = header.count
         self._more.discard(sender)
         if more:
             self._more.add(sender)
 
-    def due(self) -> dict[str, list[Sealed]]:
-        """Return what goes out next; an empty list asks a party for more."""
+    def due(self) -> dict[str, list[EncryptedChunk]]:
+        """Return what to send next; an empty list asks a party for more."""
         return {
-            name: self._next(box)
-            for name, box in self._boxes.items()
-            if box or name in self._more
+            name: self._next(queue)
+            for name, queue in self._queues.items()
+            if queue or name in self._more
         }
 
-    def _next(self, box: deque[Sealed]) -> list[Sealed]:
-        parts: list[Sealed] = []
+    def _next(self, queue: deque[EncryptedChunk]) -> list[EncryptedChunk]:
+        chunks: list[EncryptedChunk] = []
         size = 0
-        while box and (not parts or size + len(box[0].content) <= self._limit):
-            parts.append(box.popleft())
-            size += len(parts[-1].content)
-        return parts
+        while queue and (not chunks or size + len(queue[0].content) <= self._limit):
+            chunks.append(queue.popleft())
+            size += len(chunks[-1].content)
+        return chunks
 
 
 class Aligner:
-    """Has the parties of a run align their ids."""
+    """Aligns the ids of the parties of a run."""
 
     def __init__(
         self,
         messenger: Messenger,
-        settings: Alignment,
+        alignment: Alignment,
         ring: Sequence[str],
         key: bytes,
         progress: bool | None = None,
     ) -> None:
         self._messenger = messenger
-        self._settings = settings
-        self._invitation = settings.invitation(ring)
+        self._alignment = alignment
+        self._handshake = alignment.handshake(ring)
         self._key = key
         self._progress = progress
 
     def align(
         self, parties: Sequence[PartyDescription], reuse: bool
     ) -> dict[str, PartyDescription]:
-        """Put all parties on aligned rows and return their new descriptions."""
+        """Align the rows of all parties and return their new descriptions."""
         if reuse:
-            return self._place(parties, common_digest(parties))
+            return self._apply(parties, common_digest(parties))
         try:
-            return self._place(parties, self._shake_hands())
+            return self._apply(parties, self._run_handshake())
         except BaseException:
             self._drop()
             raise
 
-    def _shake_hands(self) -> str:
-        """Hold a handshake and return the digest of the alignment."""
+    def _run_handshake(self) -> str:
+        """Return the digest of a new alignment, which all parties confirm."""
         started = time.monotonic()
         replies = self._exchange()
-        ring = self._invitation.ring
+        ring, method = self._handshake.ring, self._handshake.method
         digest, sizes = _outcome(replies[ring[0]])
         for name, reply in replies.items():
             if _outcome(reply) != (digest, sizes):
-                problem = f"has another outcome of the alignment than '{ring[0]}'"
+                problem = f"its outcome of the alignment is not that of '{ring[0]}'"
                 raise PartyError(name, problem, REMEDY)
         *counts, aligned = sizes
         listed = ", ".join(f"{n} {c}" for n, c in zip(ring, counts, strict=True))
         seconds = time.monotonic() - started
-        method = self._invitation.method
         log(INFO, "aligned by %s in %.1f s: %d rows", method, seconds, aligned)
         log(INFO, "ids, as all parties and this server now know: %s", listed)
         if not aligned:
@@ -185,62 +194,66 @@ class Aligner:
         return digest
 
     def _exchange(self) -> dict[str, Content]:
-        """Carry all letters; return what the parties say at the end."""
-        ring, limit = self._invitation.ring, self._settings.relay_bytes
-        begun = self._ask(Stage.BEGIN, dict.fromkeys(ring, self._proposal()), "keys")
+        """Relay the chunks of all lists and return the parties' final replies."""
+        ring, limit = self._handshake.ring, self._alignment.relay_bytes
+        config = pack_handshake(self._handshake)
+        begun = self._ask(Stage.BEGIN, dict.fromkeys(ring, config), "keys")
         hellos = [hello for reply in begun.values() for hello in unpack_hellos(reply)]
-        counts = [reply.number("ids") for reply in begun.values()]
+        counts = [reply.number(Key.IDS) for reply in begun.values()]
         relay = Relay(ring, limit)
-        with AlignmentProgress(counts, self._settings.method, self._progress) as bar:
-            greeting = {**pack_hellos(hellos), "limit": limit}
-            replies = self._ask(Stage.MEET, dict.fromkeys(ring, greeting), "own lists")
+        with AlignmentProgress(counts, self._handshake.method, self._progress) as bar:
+            keys = {**pack_hellos(hellos), Key.LIMIT: limit}
+            replies = self._ask(Stage.KEYS, dict.fromkeys(ring, keys), "own lists")
             while True:
                 for name, reply in replies.items():
-                    more = bool(reply.config.get("more", False))
-                    relay.collect(name, unpack_parts(reply), more)
-                    bar.done(name, reply.number("exponentiations"), relay.merged)
+                    more = bool(reply.config.get(Key.MORE, False))
+                    relay.collect(name, unpack_chunks(reply), more)
+                    bar.done(name, reply.number(Key.EXPONENTIATIONS), relay.merged)
                 due = relay.due()
                 if not due:
                     break
                 replies = self._deliver(due)
-        ending: dict[str, Value] = {"key": self._key}
+        ending: dict[str, Value] = {Key.DIGEST_KEY: self._key}
         return self._ask(Stage.FINISH, dict.fromkeys(ring, ending), "end")
 
-    def _deliver(self, due: Mapping[str, Sequence[Sealed]]) -> dict[str, Content]:
-        phases = sorted({p.header.phase for parts in due.values() for p in parts})
-        limit = self._settings.relay_bytes
+    def _deliver(
+        self, due: Mapping[str, Sequence[EncryptedChunk]]
+    ) -> dict[str, Content]:
+        """Send chunks to their receivers and return the replies."""
+        phases = sorted({c.header.phase for chunks in due.values() for c in chunks})
+        limit = self._alignment.relay_bytes
         contents: dict[str, dict[str, Value]] = {
-            name: {**pack_parts(parts), "limit": limit} for name, parts in due.items()
+            name: {**pack_chunks(chunks), Key.LIMIT: limit}
+            for name, chunks in due.items()
         }
         phase = f"{' and '.join(phases)} lists" if phases else "own lists"
         return self._ask(Stage.RELAY, contents, phase)
 
-    def _place(
+    def _apply(
         self, parties: Sequence[PartyDescription], digest: str
     ) -> dict[str, PartyDescription]:
-        config = {**self._proposal(), "aligned": digest, "key": self._key}
-        asked = dict.fromkeys(self._invitation.ring, config)
-        replies = self._ask(Stage.PLACE, asked, "end")
+        """Have all parties use the aligned rows from now on."""
+        config = pack_handshake(self._handshake)
+        config |= {Key.ALIGNED: digest, Key.DIGEST_KEY: self._key}
+        asked = dict.fromkeys(self._handshake.ring, config)
+        replies = self._ask(Stage.APPLY, asked, "end")
         return {
             each.name: replace(
                 each,
-                rows=replies[each.name].number("rows"),
+                rows=replies[each.name].number(Key.ROWS),
                 ids_digest=digest,
-                split_digest=replies[each.name].text("split-digest"),
+                split_digest=replies[each.name].text(Key.SPLIT_DIGEST),
             )
             for each in parties
         }
 
-    def _proposal(self) -> dict[str, Value]:
-        return pack_invitation(self._invitation)
-
     def _ask(
         self, stage: Stage, contents: Mapping[str, Mapping[str, Value]], phase: str
     ) -> dict[str, Content]:
-        """Send one request to each named party; an error tells the phase."""
+        """Send one request to each named party; an error names the phase."""
         messenger = self._messenger
         requests = {
-            name: Content({**config, "stage": stage.value})
+            name: Content({**config, Key.STAGE: stage.value})
             for name, config in contents.items()
         }
         where = f"while ids were aligned ({phase})"
@@ -254,30 +267,28 @@ class Aligner:
             raise type(error)(error.party, problem, remedy) from None
 
     def _drop(self) -> None:
-        """Have all parties forget the handshake, as far as they can be reached."""
-        contents = {
-            name: Content({"stage": Stage.DROP.value}) for name in self._invitation.ring
-        }
-        messenger = self._messenger
+        """Tell all parties that can be reached to forget the handshake."""
+        ring, messenger = self._handshake.ring, self._messenger
+        contents = {name: Content({Key.STAGE: Stage.DROP.value}) for name in ring}
         with suppress(Exception):
-            messenger.tell(Verb.ALIGN, contents, _GOODBYE)
+            messenger.tell(Verb.ALIGN, contents, _DROP_SECONDS)
 
 
 def _outcome(reply: Content) -> tuple[str, list[int]]:
-    """Return what all parties must say at the end: a digest, and the sizes."""
-    return reply.text("aligned"), unpack_sizes(reply)
+    """Return what must be equal at all parties: the digest and the sizes."""
+    return reply.text(Key.ALIGNED), read_list(reply, Key.SIZES, int)
 
 
 def common_digest(descriptions: Sequence[PartyDescription]) -> str:
-    """Return the digest of the alignment that all parties have kept."""
+    """Return the digest of the alignment that all parties have saved."""
     first = descriptions[0]
     for party in descriptions:
         if not party.aligned or party.aligned != first.aligned:
-            kept = "another" if party.aligned else "no"
+            saved = "another" if party.aligned else "no"
             raise PartyError(
                 party.name,
-                f"has kept {kept} alignment to go on with",
-                "Give every node a state-dir of its own, or start without resume: "
-                "that aligns the ids anew",
+                f"has saved {saved} alignment to resume with",
+                "Give every node its own state-dir, or start without resume, which "
+                "aligns the ids again",
             )
     return first.aligned

@@ -1,8 +1,7 @@
-"""Lists of group elements, and the interface of a group that parties can share.
+"""Lists of group elements, and the interface of the groups.
 
-A list of elements is one array of bytes with a row per element, in the group's one
-canonical encoding: no Python object per element, and what is compared, sorted and sent
-is always the same bytes.
+A list of elements is one array of bytes with one row per element, in the canonical
+encoding of the group. The same bytes are compared, sorted and sent.
 """
 
 from __future__ import annotations
@@ -19,30 +18,23 @@ from numpy.typing import NDArray
 from flower_vfl.errors import VerticalError
 
 Elements = NDArray[np.uint8]
+Positions = NDArray[np.int64]
 Progress = Callable[[int], None]
 
 TAG = b"flower-vfl/alignment/v1"
 
 
-class InvalidElementError(VerticalError, ValueError):
-    """A row that is no element: not canonical, not in the group, or the identity.
+class ListError(VerticalError, ValueError):
+    """A list that the protocol does not allow: repeated, out of turn, a wrong count."""
 
-    Parameters
-    ----------
-    row : int
-        Position in the list.
-    reason : str
-        What is wrong with it.
-    """
+
+class InvalidElementError(VerticalError, ValueError):
+    """A row that is not canonical, not in the group, or the identity."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row = row
         self.reason = reason
         super().__init__(f"element {row} {reason}")
-
-    def __reduce__(self) -> tuple[type[InvalidElementError], tuple[int, str]]:
-        """Survive pickling."""
-        return type(self), (self.row, self.reason)
 
 
 def cores() -> int:
@@ -52,33 +44,54 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def texts(elements: Elements) -> NDArray[np.bytes_]:
-    """Return the rows as fixed-length byte strings, which compare as a whole.
+def framed(*parts: bytes) -> bytes:
+    """Return the parts joined with their lengths: different for different parts."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
-    numpy drops zero bytes at the end of such a string when it is taken out of the
-    array. Within the array every row has the same length, so nothing is lost.
-    """
+
+def as_strings(elements: Elements) -> NDArray[np.bytes_]:
+    """Return the rows as fixed-length byte strings, which numpy compares as a whole."""
     rows = np.ascontiguousarray(elements)
     return rows.view(f"S{rows.shape[1]}").reshape(len(rows))
 
 
-def order_of(elements: Elements) -> NDArray[np.int64]:
+def order_of(elements: Elements) -> Positions:
     """Return the order that sorts the rows by their bytes."""
-    return np.argsort(texts(elements), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(as_strings(elements), kind="stable").astype(np.int64, copy=False)
 
 
 def is_ascending(elements: Elements) -> bool:
     """Return whether the rows are sorted and no two are equal."""
-    rows = texts(elements)
+    rows = as_strings(elements)
     return bool(np.all(rows[:-1] < rows[1:]))
+
+
+def check_ascending(elements: Elements) -> None:
+    """Refuse a list that is not sorted or that repeats an element."""
+    if not is_ascending(elements):
+        raise ListError("the list is not sorted or repeats an element")
+
+
+def check_distinct(elements: Elements) -> None:
+    """Refuse a list that repeats an element."""
+    if not is_ascending(elements[order_of(elements)]):
+        raise ListError("the list repeats an element")
+
+
+def rows_of(elements: Elements, universe: Elements) -> Positions:
+    """Return the row of each element in a sorted list, -1 where it is missing."""
+    if not len(universe):
+        return np.full(len(elements), -1, np.int64)
+    rows, known = as_strings(elements), as_strings(universe)
+    found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    return np.where(known[found] == rows, found, -1).astype(np.int64)
 
 
 class Group(ABC):
     """A group of prime order in which the decisional Diffie-Hellman problem is hard.
 
-    Keys are integers from 1 to ``order - 1``. Elements are rows of bytes in canonical
-    encoding. Lists are worked on by all cores: the arithmetic is done in C with the
-    interpreter's lock released.
+    Keys are integers from 1 to ``order - 1``. All cores work on a list: the arithmetic
+    is done in C without the interpreter's lock.
     """
 
     name: str
@@ -102,29 +115,21 @@ class Group(ABC):
     def _check_rows(self, rows: Elements) -> None:
         """Raise InvalidElementError for the first row that is invalid."""
 
-    def inverse(self, key: int) -> int:
-        """Return the key that undoes a key."""
-        return pow(key, -1, self.order)
-
     def product(self, *keys: int) -> int:
         """Return the key that raises as all the keys do one after the other."""
         return prod(keys) % self.order
 
-    def hash(
-        self,
-        messages: Sequence[bytes],
-        context: bytes = b"",
-        progress: Progress | None = None,
-    ) -> Elements:
-        """Return one element per message: the same for the same message only."""
-        prefix = domain(self.name, context)
+    def hash(self, messages: Sequence[bytes], context: bytes = b"") -> Elements:
+        """Return one element per message, equal for equal messages only."""
+        # The prefix separates groups, sessions and other uses of the hash.
+        prefix = framed(TAG, self.name.encode(), context)
         target = np.empty((len(messages), self.size), np.uint8)
 
         def work(start: int, stop: int) -> None:
             prefixed = [prefix + message for message in messages[start:stop]]
             self._hash_rows(prefixed, target[start:stop])
 
-        self._parallel(len(messages), work, progress)
+        self._parallel(len(messages), work)
         return target
 
     def power(
@@ -137,10 +142,7 @@ class Group(ABC):
         target = np.empty_like(rows)
 
         def work(start: int, stop: int) -> None:
-            try:
-                self._power_rows(rows[start:stop], key, target[start:stop])
-            except InvalidElementError as error:
-                raise InvalidElementError(start + error.row, error.reason) from None
+            self._power_rows(rows[start:stop], key, target[start:stop])
 
         self._parallel(len(rows), work, progress)
         return target
@@ -148,33 +150,28 @@ class Group(ABC):
     def validate(self, elements: Elements) -> None:
         """Raise InvalidElementError unless every row is a valid element."""
         rows = self._rows(elements)
-
-        def work(start: int, stop: int) -> None:
-            try:
-                self._check_rows(rows[start:stop])
-            except InvalidElementError as error:
-                raise InvalidElementError(start + error.row, error.reason) from None
-
-        self._parallel(len(rows), work, None)
+        self._parallel(
+            len(rows), lambda start, stop: self._check_rows(rows[start:stop])
+        )
 
     def encode(self, elements: Elements) -> bytes:
-        """Return a list as one piece of bytes."""
+        """Return a list as bytes."""
         return self._rows(elements).tobytes()
 
-    def decode(self, blob: bytes | bytearray) -> Elements:
-        """Return the list in a piece of bytes; the elements are not yet validated."""
-        if len(blob) % self.size:
+    def decode(self, content: bytes | bytearray) -> Elements:
+        """Return the list that some bytes hold, without validating its elements."""
+        if len(content) % self.size:
             raise InvalidElementError(
-                len(blob) // self.size, f"has fewer than {self.size} bytes"
+                len(content) // self.size, f"has fewer than {self.size} bytes"
             )
-        return np.frombuffer(blob, np.uint8).reshape(-1, self.size)
+        return np.frombuffer(content, np.uint8).reshape(-1, self.size)
 
     def _rows(self, elements: Elements) -> Elements:
-        """Return the list in one piece of memory, or say that it is none."""
+        """Return the list in contiguous memory, after a check of its shape."""
         shaped = elements.ndim == 2 and elements.shape[1] == self.size
         if elements.dtype != np.uint8 or not shaped:
             raise InvalidElementError(
-                0, f"is no row of {self.size} bytes, as {self.name} has"
+                0, f"is not a row of {self.size} bytes, which {self.name} needs"
             )
         return np.ascontiguousarray(elements)
 
@@ -182,29 +179,23 @@ class Group(ABC):
         self,
         count: int,
         work: Callable[[int, int], None],
-        progress: Progress | None,
+        progress: Progress | None = None,
     ) -> None:
         """Call ``work(start, stop)`` for all chunks; the first error in order wins."""
         starts = range(0, count, self._chunk)
         stops = [min(start + self._chunk, count) for start in starts]
-        threads = min(cores(), len(starts))
-        if threads <= 1:
-            for start, stop in zip(starts, stops, strict=True):
+
+        def checked(start: int, stop: int) -> int:
+            try:
                 work(start, stop)
-                if progress:
-                    progress(stop - start)
-            return
-        pool = ThreadPoolExecutor(threads)
+            except InvalidElementError as error:  # it counts from the chunk's start
+                raise InvalidElementError(start + error.row, error.reason) from None
+            return stop - start
+
+        pool = ThreadPoolExecutor(max(1, min(cores(), len(starts))))
         try:
-            done = pool.map(work, starts, stops)
-            for start, stop, _ in zip(starts, stops, done, strict=True):
+            for done in pool.map(checked, starts, stops):
                 if progress:
-                    progress(stop - start)
+                    progress(done)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def domain(group: str, context: bytes) -> bytes:
-    """Return what stands before a message that is hashed, so that no use meets another."""
-    parts = (TAG, group.encode(), context)
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

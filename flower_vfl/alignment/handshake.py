@@ -1,10 +1,9 @@
-"""A party's side of the alignment handshake, and the alignment that it keeps.
+"""A party's side of the alignment handshake, and the alignment that it saves.
 
-The library in `flower_vfl.alignment` takes whole lists and returns whole lists. Here
-they become sealed parts that fit into messages, and everything can be saved between two
-messages. All that is random is drawn at the beginning: a step that is done again, after
-a process has died, gives the same letters again, and no number of a seal is ever used
-for two contents.
+Lists (`Member`) become encrypted chunks (`ChunkCodec`) that fit into messages, and the
+state can be saved between two messages. Everything random is drawn at the start: a step
+that is repeated after a crash gives the same chunks, and no nonce is ever used for two
+contents.
 """
 
 from __future__ import annotations
@@ -18,54 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.parties.checkpoints import Store, from_bytes, to_bytes
 
-from . import (
-    GROUPS,
-    METHODS,
-    Alignment,
-    AlignmentSettings,
-    ChunkCodec,
+from .channel import SecureChannel
+from .chunks import ChunkCodec
+from .groups import make_group
+from .ids import encode_ids
+from .keys import AlignmentSettings
+from .messages import (
+    REMEDY,
+    EncryptedChunk,
+    HandshakeConfig,
+    Header,
     Hello,
-    Member,
     RoundMessage,
-    Sealed,
-    SecureChannel,
-    encode_ids,
-    make_group,
-    settings,
 )
-from .ring import REMEDY
+from .psi import METHODS
+from .psu import AlignedIds
+from .ring import Member
 
-TAG = "alignment"  # of the checkpoint that holds a finished alignment
-TAG_BYTES = 16  # that a seal adds to a content
-_LEAST_SESSION = 16  # bytes of a session's name
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """What the strategy proposes to all parties."""
-
-    session: bytes
-    method: str
-    group: str
-    ring: tuple[str, ...]
-    padding: int
-    part_bytes: int
-
-    def __post_init__(self) -> None:
-        """Refuse what no handshake can have."""
-        if self.method not in METHODS:
-            raise unknown_name("alignment method", self.method, METHODS)
-        if self.group not in GROUPS:
-            raise unknown_name("group", self.group, GROUPS)
-        if len(self.session) < _LEAST_SESSION:
-            raise ConfigError("an alignment session needs a random name of 16 bytes")
-
-    def agreed(self) -> bytes:
-        """Return what all parties must have the same."""
-        return settings(self.method, self.group, self.ring, self.padding)
+CHECKPOINT = "alignment"  # tag of the checkpoint with a finished alignment
+TAG_BYTES = 16  # that encryption adds to a chunk
 
 
 class Handshake:
@@ -74,83 +47,82 @@ class Handshake:
     def __init__(
         self,
         name: str,
-        invitation: Invitation,
+        config: HandshakeConfig,
         own: AlignmentSettings,
-        messages: Sequence[bytes],
+        ids: Sequence[bytes],
     ) -> None:
-        if invitation.method not in own.methods:
+        if config.method not in own.methods:
             raise PartyError(
                 name,
-                f"does not take part in '{invitation.method}', only in "
+                f"does not take part in '{config.method}', only in "
                 f"{' and '.join(own.methods)}",
                 "Choose another alignment, or change alignment-methods of that node",
             )
         self.name = name
-        self.invitation = invitation
+        self.config = config
         self.exponentiations = 0
-        group = make_group(invitation.group)
-        session, agreed = invitation.session, invitation.agreed()
-        pins = _pins_of_others(name, own)
-        self._seals = SecureChannel(
-            name, session, agreed, own.identity, pins, own.trust_server
+        group = make_group(config.group)
+        session, pins = config.session, _pins_of_others(name, own)
+        self._channel = SecureChannel(
+            name, session, config.agreed(), own.identity, pins, own.trust_server
         )
-        ring, padding = invitation.ring, invitation.padding
-        kind = METHODS[invitation.method]
+        kind = METHODS[config.method]
         self._member = Member(
-            kind(name, ring, messages, group, session, padding, self._count)
+            kind(name, config.ring, ids, group, session, config.padding, self._count)
         )
-        part = max(1, invitation.part_bytes // group.size)
-        self._part_bytes = part * group.size + TAG_BYTES
-        self._post = ChunkCodec(self._seals, group, part)
-        self._outbox: deque[tuple[RoundMessage, int]] = deque()  # with the next part
-        self._met = False
+        rows = max(1, config.chunk_bytes // group.size)
+        self._chunk_bytes = rows * group.size + TAG_BYTES
+        self._codec = ChunkCodec(self._channel, group, rows)
+        # messages to send, each with the number of its next chunk
+        self._pending: deque[tuple[RoundMessage, int]] = deque()
+        self._has_keys = False
 
     def _count(self, exponentiations: int) -> None:
         self.exponentiations += exponentiations
 
     def hello(self) -> Hello:
-        """Return what the other parties need to seal letters to this one."""
-        return self._seals.hello()
+        """Return the public keys that the other parties need."""
+        return self._channel.hello()
 
-    def meet(self, hellos: Sequence[Hello]) -> None:
-        """Agree on keys with the other parties and write the first letters."""
+    def exchange_keys(self, hellos: Sequence[Hello]) -> None:
+        """Derive keys with the other parties and compute the first lists."""
         names = sorted(hello.sender for hello in hellos)
-        if self._met or names != sorted(self.invitation.ring):
+        if self._has_keys or names != sorted(self.config.ring):
             raise PartyError(
                 self.name, f"got the hellos of {names} in the handshake", REMEDY
             )
-        self._seals.meet(hellos)
-        self._met = True
-        self._outbox.extend((letter, 0) for letter in self._member.open())
+        self._channel.exchange_keys(hellos)
+        self._has_keys = True
+        self._pending.extend((message, 0) for message in self._member.start())
 
-    def take(self, parts: Sequence[Sealed]) -> None:
-        """Take parts of letters in, and write what follows from whole letters."""
-        for part in parts:
-            letter = self._post.receive(part)
-            if letter is not None:
-                following = self._member.take(letter)
-                self._outbox.extend((letter, 0) for letter in following)
+    def receive(self, chunks: Sequence[EncryptedChunk]) -> None:
+        """Decrypt chunks, and compute the lists that follow from whole ones."""
+        for chunk in chunks:
+            message = self._codec.decode(chunk)
+            if message is not None:
+                following = self._member.receive(message)
+                self._pending.extend((each, 0) for each in following)
 
-    def give(self, limit: int) -> list[Sealed]:
-        """Return the next parts of letters from this party."""
-        parts: list[Sealed] = []
+    def next_chunks(self, limit: int) -> list[EncryptedChunk]:
+        """Return the next chunks to send, at most so many bytes of them."""
+        chunks: list[EncryptedChunk] = []
         size = 0
-        while self._outbox and (not parts or size + self._part_bytes <= limit):
-            letter, number = self._outbox.popleft()
-            parts.append(self._post.seal(letter, number))
-            size += len(parts[-1].content)
-            if number + 1 < self._post.parts(letter):
-                self._outbox.appendleft((letter, number + 1))
-        return parts
+        while self._pending and (not chunks or size + self._chunk_bytes <= limit):
+            message, number = self._pending.popleft()
+            chunks.append(self._codec.encode(message, number))
+            size += len(chunks[-1].content)
+            if number + 1 < self._codec.chunks(message):
+                self._pending.appendleft((message, number + 1))
+        return chunks
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something left to `give`."""
-        return bool(self._outbox)
+        """Whether chunks are left to send."""
+        return bool(self._pending)
 
-    def finish(self) -> KeptAlignment:
-        """Forget everything but the alignment and return it."""
-        missing, found = self._member.missing(), self._member.alignment
+    def finish(self) -> SavedAlignment:
+        """Forget everything but the aligned ids and return them."""
+        missing, aligned = self._member.missing(), self._member.aligned
         self.close()
         if missing is not None:
             sender, phase = missing
@@ -159,28 +131,30 @@ class Handshake:
                 f"its {phase} list has not arrived at '{self.name}', or not all of it",
                 REMEDY,
             )
-        assert found is not None  # all lists have come
-        return KeptAlignment(found, found.fingerprint(self.invitation.agreed()))
+        assert aligned is not None  # all lists have come
+        return SavedAlignment(aligned, aligned.fingerprint(self.config.agreed()))
 
     def close(self) -> None:
         """Forget the keys and all lists."""
         self._member.close()
-        self._seals.close()
-        self._post.close()
-        self._outbox.clear()
+        self._channel.close()
+        self._codec.close()
+        self._pending.clear()
 
     def save(self) -> bytes:
-        """Return the handshake as bytes: secrets of this session, and no id."""
-        letters = [[vars(letter), number] for letter, number in self._outbox]
-        invitation = {**vars(self.invitation), "session": self.invitation.session.hex()}
+        """Return the state as bytes: secrets of this session, but no ids."""
+        config = {**vars(self.config), "session": self.config.session.hex()}
         state = {
-            "invitation": {**invitation, "ring": list(self.invitation.ring)},
+            "config": {**config, "ring": list(self.config.ring)},
             "exponentiations": self.exponentiations,
-            "met": self._met,
-            "seals": self._seals.state_dict(),
+            "has_keys": self._has_keys,
+            "channel": self._channel.state_dict(),
             "member": self._member.state_dict(),
-            "post": self._post.state_dict(),
-            "outbox": letters,
+            "codec": self._codec.state_dict(),
+            "pending": [
+                [message.header.to_list(), message.elements, number]
+                for message, number in self._pending
+            ],
         }
         return to_bytes(_tensors(state))
 
@@ -188,25 +162,27 @@ class Handshake:
     def restore(
         cls, data: bytes, name: str, own: AlignmentSettings, ids: Any
     ) -> Handshake:
-        """Return a handshake that goes on where it was saved."""
+        """Return a handshake from its saved state."""
         state = _arrays(from_bytes(data))
-        given = state["invitation"]
-        given["session"], given["ring"] = (
-            bytes.fromhex(given["session"]),
-            tuple(given["ring"]),
+        fields = state["config"]
+        fields["session"] = bytes.fromhex(fields["session"])
+        fields["ring"] = tuple(fields["ring"])
+        encoded = [] if state["has_keys"] else ids_of(name, ids, own)
+        restored = cls(name, HandshakeConfig(**fields), own, encoded)
+        restored.exponentiations = state["exponentiations"]
+        restored._has_keys = state["has_keys"]
+        restored._channel.load_state_dict(state["channel"])
+        restored._member.load_state_dict(state["member"])
+        restored._codec.load_state_dict(state["codec"])
+        restored._pending.extend(
+            (RoundMessage(Header.from_list(header), elements), number)
+            for header, elements, number in state["pending"]
         )
-        messages = [] if state["met"] else ids_of(name, ids, own)
-        made = cls(name, Invitation(**given), own, messages)
-        made.exponentiations, made._met = state["exponentiations"], state["met"]
-        made._seals.load_state_dict(state["seals"])
-        made._member.load_state_dict(state["member"])
-        made._post.load_state_dict(state["post"])
-        made._outbox.extend((RoundMessage(**kept), n) for kept, n in state["outbox"])
-        return made
+        return restored
 
 
 def ids_of(name: str, ids: Any, own: AlignmentSettings) -> list[bytes]:
-    """Return a party's ids as a handshake takes them."""
+    """Return the encoded ids of a party."""
     if ids is None:
         raise PartyError(
             name, "has no ids to align", "Give it the id of each of its rows"
@@ -215,7 +191,7 @@ def ids_of(name: str, ids: Any, own: AlignmentSettings) -> list[bytes]:
 
 
 def _pins_of_others(name: str, own: AlignmentSettings) -> dict[str, bytes] | None:
-    """Return the pins without the party's own, which must then be right."""
+    """Return the pins of the others, after a check of the party's own."""
     if own.pins is None:
         return None
     mine = own.pins.get(name)
@@ -225,31 +201,29 @@ def _pins_of_others(name: str, own: AlignmentSettings) -> dict[str, bytes] | Non
 
 
 @dataclass(frozen=True, eq=False)
-class KeptAlignment:
-    """A finished alignment beside the party's checkpoints, for runs that go on."""
+class SavedAlignment:
+    """A finished alignment, which a party saves beside its checkpoints."""
 
-    alignment: Alignment
+    aligned: AlignedIds
     fingerprint: str
 
     def save(self, store: Store) -> None:
-        """Keep it."""
-        state = {
-            "alignment": self.alignment.state_dict(),
-            "fingerprint": self.fingerprint,
-        }
-        store.save(TAG, _tensors(state))
+        """Save it, for runs that resume."""
+        aligned = self.aligned.state_dict()
+        state = {"alignment": aligned, "fingerprint": self.fingerprint}
+        store.save(CHECKPOINT, _tensors(state))
 
     @classmethod
-    def load(cls, store: Store) -> KeptAlignment | None:
-        """Return what was kept, None if nothing was."""
-        if TAG not in store.tags():
+    def load(cls, store: Store) -> SavedAlignment | None:
+        """Return the saved alignment, None if there is none."""
+        if CHECKPOINT not in store.tags():
             return None
-        state = _arrays(store.load(TAG))
-        return cls(Alignment.from_state(state["alignment"]), state["fingerprint"])
+        state = _arrays(store.load(CHECKPOINT))
+        return cls(AlignedIds(**state["alignment"]), state["fingerprint"])
 
 
 def _tensors(state: Any) -> Any:
-    """Return a state with tensors in place of arrays, as checkpoints have them."""
+    """Return a state with tensors in place of arrays, as checkpoints need them."""
     if isinstance(state, np.ndarray):
         return torch.from_numpy(np.require(state, requirements=["C", "W"]))
     if isinstance(state, Mapping):

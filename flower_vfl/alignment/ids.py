@@ -1,13 +1,11 @@
-"""Ids as bytes that mean one id only.
+"""Encoding of ids as bytes.
 
-An id is a text, an integer or bytes. Its bytes begin with its type and its length, so
-that ``1``, ``"1"`` and ``b"1"`` are three ids: the parties must agree on the type as
-well as on the values. Texts are Unicode-normalised (NFC). Floats and booleans are
-refused: a float is what a table makes of an integer column with gaps, and two tables
-need not round in the same way.
+An id is a text, an integer or bytes. Its encoding begins with its type and its length:
+``1``, ``"1"`` and ``b"1"`` are three ids. Texts are Unicode-normalised (NFC). Floats
+and booleans are refused: a table makes floats of an integer column with gaps, and two
+tables need not round in the same way.
 
-Errors name positions and types, never an id: they end in logs, and who is a customer is
-just what alignment is there to keep private.
+Errors name positions and types, never an id, because they end up in logs.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SEPARATORS = str.maketrans("", "", " \t\u00a0-.()/\u2010\u2011\u2013")
 def plain(given: object) -> Id:
     """Return an id as Python's own text, integer or bytes."""
     if isinstance(given, str):
-        return str.__str__(given)  # not the name of an enumeration's member
+        return str.__str__(given)  # the value of an enumeration's member
     if isinstance(given, bytes):
         return bytes(given)
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -40,13 +38,13 @@ def plain(given: object) -> Id:
 
 
 def encode_id(given: object) -> bytes:
-    """Return the bytes of one id: its type, its length, itself."""
+    """Return the encoding of one id: type, length, value."""
     value = plain(given)
     if isinstance(value, str):
         try:
             kind, text = b"s", unicodedata.normalize("NFC", value).encode()
         except UnicodeEncodeError:
-            raise ConfigError("an id is a text that is not valid Unicode") from None
+            raise ConfigError("an id is not valid Unicode") from None
     elif isinstance(value, int):
         kind = b"i"
         text = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
@@ -58,15 +56,20 @@ def encode_id(given: object) -> bytes:
 def encode_ids(
     ids: Iterable[object], normalise: Normaliser | str | None = None
 ) -> list[bytes]:
-    """Return the bytes of every id; an error where two are the same.
+    """Return the encoding of every id; equal ids are an error.
 
     Parameters
     ----------
     ids : Iterable[object]
         Texts, integers or bytes.
     normalise : Normaliser | str | None (default: None)
-        What makes one spelling of an id out of several: a function, or a name of
+        Maps different spellings of an id to one: a function, or a name of
         `NORMALISERS`.
+
+    Examples
+    --------
+    >>> encode_ids(["a@x.org"]) == encode_ids([" A@x.org"], "lower_email")
+    True
     """
     change = normaliser(normalise)
     messages: list[bytes] = []
@@ -100,7 +103,7 @@ def _refuse_duplicates(messages: Sequence[bytes]) -> None:
 
 
 def normaliser(given: Normaliser | str | None) -> Normaliser:
-    """Return a normaliser, which may be given by name."""
+    """Return a normaliser by name, or the one that was given."""
     if given is None:
         return unchanged
     if isinstance(given, str):
@@ -116,33 +119,43 @@ def unchanged(given: Id) -> Id:
 
 
 def lower_email(given: Id) -> Id:
-    """Return an e-mail address without blanks around it and in lower case.
+    """Return an e-mail address in lower case, without surrounding blanks.
 
     Parameters
     ----------
     given : Id
         A text with one ``@`` and something on either side of it.
+
+    Examples
+    --------
+    >>> lower_email(" Ada@Example.org")
+    'ada@example.org'
     """
     if not isinstance(given, str):
         raise ConfigError(f"an e-mail address is a text, not a {type(given).__name__}")
     text = unicodedata.normalize("NFKC", given).strip().lower()
     name, at, host = text.rpartition("@")
     if not (name and at and host) or "@" in name or any(map(str.isspace, text)):
-        raise ConfigError("this is no e-mail address")
+        raise ConfigError("this is not an e-mail address")
     return text
 
 
 def e164(given: Id) -> Id:
-    """Return a phone number as E.164 writes it: ``+``, country code, number.
+    """Return a phone number in the format E.164: ``+``, country code, number.
 
-    Blanks, dashes, dots, slashes and brackets are dropped and ``00`` at the start
-    becomes ``+``. A number without a country code is refused: guessing one would make
-    two people one id.
+    Blanks, dashes, dots, slashes and brackets are removed, and ``00`` at the start
+    becomes ``+``. A number without a country code is refused, because a guess could
+    give two people the same id.
 
     Parameters
     ----------
     given : Id
         A text.
+
+    Examples
+    --------
+    >>> e164("0049 (30) 123-456")
+    '+4930123456'
     """
     if not isinstance(given, str):
         raise ConfigError(
@@ -157,7 +170,9 @@ def e164(given: Id) -> Id:
         text = "+" + text[2:]
     digits = text[1:]
     if not (text.startswith("+") and digits.isascii() and digits.isdigit()):
-        raise ConfigError("this is no phone number with a country code, as +49 30 1234")
+        raise ConfigError(
+            "this is not a phone number with a country code, such as +49 30 1234"
+        )
     if digits.startswith("0") or not 7 <= len(digits) <= 15:
         raise ConfigError("an E.164 number has 7 to 15 digits and starts with 1 to 9")
     return text

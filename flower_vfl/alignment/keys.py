@@ -1,6 +1,6 @@
-"""What a party brings to an alignment: its key, whom it trusts, how it spells ids.
+"""A party's own settings of an alignment, and the files of its keys.
 
-A private key is a file with one line, which only its owner can read. Public keys are
+A private key is a file with one line that only its owner can read. Public keys are
 written in base64 or in hexadecimal digits.
 """
 
@@ -17,32 +17,36 @@ from pathlib import Path
 
 from flower_vfl.errors import ConfigError, unknown_name
 
+from .channel import Identity
 from .ids import Normaliser
-from .psi import PsiParty
-from .psu import PsuParty
-from .sealing import Identity
-
-METHODS: dict[str, type[PsuParty]] = {"psu": PsuParty, "psi": PsiParty}
+from .psi import METHODS
 
 
 @dataclass(frozen=True)
 class AlignmentSettings:
-    """What a party brings to an alignment; the strategy has no say in it.
+    """A party's own settings of an alignment, which win over the strategy's.
 
     Parameters
     ----------
     identity : Identity | None (default: None)
-        Its lasting key pair; needed with pins.
+        Its long-term key pair; needed with pins.
     pins : Mapping[str, bytes] | None (default: None)
         Public keys of the other parties by name; its own may be among them.
     trust_server : bool (default: False)
-        Whether it takes part without pins: the server could then read the lists.
+        Whether it takes part without pins. The server could then read the lists.
     normalise : Normaliser | str | None (default: None)
-        What makes one spelling of an id out of several: a function, or a name of
+        Maps different spellings of an id to one: a function, or a name of
         `flower_vfl.alignment.NORMALISERS`. All parties need the same.
     methods : tuple[str, ...] (default: ("psu", "psi"))
-        The methods that it takes part in. In an intersection every party learns which
-        of its ids all others have; a party that does not want this allows ``psu`` only.
+        Methods that the party takes part in. In an intersection every party learns
+        which of its ids all others have; ``("psu",)`` refuses that.
+
+    Examples
+    --------
+    >>> bank, shop = Identity(), Identity()
+    >>> own = AlignmentSettings(bank, {"shop": shop.public}, normalise="lower_email")
+    >>> own.methods
+    ('psu', 'psi')
     """
 
     identity: Identity | None = None
@@ -59,7 +63,7 @@ class AlignmentSettings:
 
     @classmethod
     def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:
-        """Return the settings that a node config holds."""
+        """Return the settings in a node config."""
         key, pins = config.get("alignment-key"), config.get("alignment-pins")
         given = str(config.get("alignment-methods") or ",".join(METHODS))
         return cls(
@@ -72,7 +76,7 @@ class AlignmentSettings:
 
 
 def trusts_server(config: Mapping[str, object]) -> bool | None:
-    """Return what a node config says about the server, None if it says nothing."""
+    """Return `trust-server` of a node config, None if it is not set."""
     trust = config.get("trust-server")
     if trust is None or isinstance(trust, bool):
         return trust
@@ -81,7 +85,7 @@ def trusts_server(config: Mapping[str, object]) -> bool | None:
 
 
 def read_key(path: Path) -> Identity:
-    """Return the key pair of a file that only its owner can read."""
+    """Return the key pair in a file that only its owner can read."""
     path = path.expanduser()
     try:
         others = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -94,21 +98,21 @@ def read_key(path: Path) -> Identity:
     if os.name == "posix" and others:
         raise ConfigError(
             f"the private key '{path}' can be read by others; run 'chmod 600 {path}', "
-            "and make a new one if somebody may have read it"
+            "and make a new key if somebody may have read this one"
         )
     return Identity(parse_key(text, f"'{path}'"))
 
 
 def write_key(path: Path) -> Identity:
-    """Make a key pair and keep it in a new file that only its owner can read."""
+    """Write a new key pair to a new file that only its owner can read."""
     identity = Identity()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         handle = os.open(path.expanduser(), flags, 0o600)
     except FileExistsError:
         raise ConfigError(
-            f"'{path}' exists already; a key that others have pinned is not "
-            "overwritten: choose another file, or remove it first"
+            f"'{path}' exists already and may be pinned by others; choose another "
+            "file, or remove it first"
         ) from None
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be written ({error})") from None
@@ -118,7 +122,7 @@ def write_key(path: Path) -> Identity:
 
 
 def read_pins(given: str) -> dict[str, bytes]:
-    """Return public keys by name."""
+    """Return public keys by name, from a TOML file or from ``name=key,name=key``."""
     pairs: dict[str, object] = {}
     if given.endswith(".toml"):
         try:
@@ -130,7 +134,7 @@ def read_pins(given: str) -> dict[str, bytes]:
             name, separator, key = part.partition("=")
             if not (name.strip() and separator):
                 raise ConfigError(
-                    f"'{part}' is no pin; write name=key,name=key or name a .toml file"
+                    f"'{part}' is not a pin; write name=key,name=key or a .toml file"
                 )
             if name.strip() in pairs:
                 raise ConfigError(f"two keys are pinned for '{name.strip()}'")
@@ -156,5 +160,7 @@ def parse_key(text: object, what: str) -> bytes:
     except (ValueError, binascii.Error):
         key = b""
     if len(key) != 32:
-        raise ConfigError(f"{what} is no key: 32 bytes in base64 or hexadecimal digits")
+        raise ConfigError(
+            f"{what} is not a key of 32 bytes in base64 or hexadecimal digits"
+        )
     return key

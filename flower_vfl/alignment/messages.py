@@ -1,136 +1,243 @@
-"""What the messages of the alignment handshake carry.
+"""What travels in an alignment: the fields of a round, and the records that carry them.
 
 Every ``ALIGN`` request has a ``stage``:
 
-- ``begin`` brings the invitation; the reply is the party's hello and its number of ids;
-- ``meet`` brings the hellos of all parties; the reply has the first parts of letters;
-- ``relay`` brings parts of letters, perhaps none; the reply has parts, perhaps none,
-  and says whether there are more;
-- ``finish`` ends the handshake: the party forgets its keys; the reply has a digest of
-  the universal ids and the sizes of all lists, which must be the same at all parties;
-- ``place`` puts the party on the aligned rows, those of the handshake or those that it
-  has kept from an earlier run; the reply has their number and a digest of its split;
+- ``begin`` brings the `HandshakeConfig`; the reply is the party's `Hello` and its
+  number of ids;
+- ``keys`` brings the hellos of all parties; the reply has the first chunks of lists;
+- ``relay`` brings chunks, perhaps none; the reply has chunks, perhaps none, and says
+  whether there are more;
+- ``finish`` ends the handshake and deletes the keys; the reply has a digest of the
+  universal ids and the sizes of all lists, which must be equal at all parties;
+- ``apply`` aligns the rows of the party, by this handshake or by the alignment that it
+  saved in an earlier run; the reply has the number of rows and a digest of the split;
 - ``drop`` makes a party forget a handshake that failed elsewhere.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from enum import StrEnum
-from typing import cast
+from typing import Any, TypeVar, cast
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.protocol.messages import Content, Value
 
-from . import Header, Hello, Sealed
-from .handshake import Invitation
+from .elements import Elements, framed
+from .groups import GROUPS
+from .psi import METHODS
+from .psu import Phase
+
+T = TypeVar("T")
+
+REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
+_SESSION_BYTES = 16  # least length of a session's name
 
 
 class Stage(StrEnum):
     """The stages of a handshake."""
 
     BEGIN = "begin"
-    MEET = "meet"
+    KEYS = "keys"
     RELAY = "relay"
     FINISH = "finish"
-    PLACE = "place"
+    APPLY = "apply"
     DROP = "drop"
 
 
-def pack_invitation(invitation: Invitation) -> dict[str, Value]:
-    """Return an invitation as the config of a message."""
+class Key:
+    """The record keys of requests and replies."""
+
+    STAGE = "stage"
+    SESSION = "session"
+    METHOD = "method"
+    GROUP = "group"
+    RING = "ring"
+    PADDING = "padding"
+    CHUNK_BYTES = "chunk-bytes"
+    LIMIT = "limit"  # bytes of chunks in a reply
+    SENDERS = "senders"
+    IDENTITIES = "identities"
+    SESSION_KEYS = "session-keys"
+    HEADERS = "headers"
+    CONTENTS = "contents"
+    IDS = "ids"
+    MORE = "more"
+    EXPONENTIATIONS = "exponentiations"
+    DIGEST_KEY = "key"
+    ALIGNED = "aligned"  # digest of the universal ids
+    SIZES = "sizes"
+    ROWS = "rows"
+    SPLIT_DIGEST = "split-digest"
+
+
+@dataclass(frozen=True)
+class HandshakeConfig:
+    """What the strategy proposes to all parties."""
+
+    session: bytes
+    method: str
+    group: str
+    ring: tuple[str, ...]
+    padding: int
+    chunk_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and a session without a random name."""
+        if self.method not in METHODS:
+            raise unknown_name("alignment method", self.method, METHODS)
+        if self.group not in GROUPS:
+            raise unknown_name("group", self.group, GROUPS)
+        if len(self.session) < _SESSION_BYTES:
+            raise ConfigError("an alignment session needs a random name of 16 bytes")
+
+    def agreed(self) -> bytes:
+        """Return the settings that must be equal at all parties."""
+        names = framed(*(name.encode() for name in self.ring))
+        padding = str(self.padding).encode()
+        return framed(self.method.encode(), self.group.encode(), names, padding)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The public keys of a party: its identity, and its key of this session."""
+
+    sender: str
+    identity: bytes
+    session_key: bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """Which list is sent by whom to whom; the server can read it."""
+
+    phase: Phase
+    owner: str  # whose ids the list has; empty for the union and the universal ids
+    hop: int  # how often the list has been sent, from 1
+    sender: str
+    receiver: str
+    count: int  # elements of the whole list
+    chunk: int = 0
+    chunks: int = 1
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that are authenticated along with a chunk."""
+        names = (self.phase, self.owner, self.sender, self.receiver)
+        numbers = (self.hop, self.count, self.chunk, self.chunks)
+        return framed(*(n.encode() for n in names), struct.pack(">4Q", *numbers))
+
+    def to_list(self) -> list[str | int]:
+        """Return the fields, for records and saved states."""
+        return list(astuple(self))
+
+    @classmethod
+    def from_list(cls, fields: Sequence[Any]) -> Header:
+        """Return the header that has these fields, after a check of their types."""
+        if tuple(map(type, fields)) != (str, str, int, str, str, int, int, int):
+            raise ConfigError("a message has a chunk with an invalid header")
+        if any(isinstance(f, int) and not 0 <= f < 1 << 63 for f in fields):
+            raise ConfigError("a message has a chunk whose numbers are out of range")
+        return cls(*fields)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundMessage:
+    """A whole list and its header."""
+
+    header: Header
+    elements: Elements
+
+
+@dataclass(frozen=True)
+class EncryptedChunk:
+    """A part of a list that only its receiver can read."""
+
+    header: Header
+    number: int  # counts the chunks from this sender to this receiver
+    content: bytes
+
+
+def pack_handshake(config: HandshakeConfig) -> dict[str, Value]:
+    """Return a proposal as the config of a message."""
     return {
-        "session": invitation.session,
-        "method": invitation.method,
-        "group": invitation.group,
-        "ring": list(invitation.ring),
-        "padding": invitation.padding,
-        "part-bytes": invitation.part_bytes,
+        Key.SESSION: config.session,
+        Key.METHOD: config.method,
+        Key.GROUP: config.group,
+        Key.RING: list(config.ring),
+        Key.PADDING: config.padding,
+        Key.CHUNK_BYTES: config.chunk_bytes,
     }
 
 
-def unpack_invitation(content: Content) -> Invitation:
-    """Return the invitation that a message carries."""
-    return Invitation(
-        session=_bytes(content, "session"),
-        method=content.text("method"),
-        group=content.text("group"),
-        ring=tuple(cast(list[str], _list(content, "ring", str))),
-        padding=content.number("padding"),
-        part_bytes=content.number("part-bytes"),
+def unpack_handshake(content: Content) -> HandshakeConfig:
+    """Return the proposal that a message carries."""
+    return HandshakeConfig(
+        session=read_bytes(content, Key.SESSION),
+        method=content.text(Key.METHOD),
+        group=content.text(Key.GROUP),
+        ring=tuple(read_list(content, Key.RING, str)),
+        padding=content.number(Key.PADDING),
+        chunk_bytes=content.number(Key.CHUNK_BYTES),
     )
 
 
 def pack_hellos(hellos: Sequence[Hello]) -> dict[str, Value]:
     """Return hellos as the config of a message."""
     return {
-        "senders": [hello.sender for hello in hellos],
-        "identities": [hello.identity for hello in hellos],
-        "fresh-keys": [hello.fresh for hello in hellos],
+        Key.SENDERS: [hello.sender for hello in hellos],
+        Key.IDENTITIES: [hello.identity for hello in hellos],
+        Key.SESSION_KEYS: [hello.session_key for hello in hellos],
     }
 
 
 def unpack_hellos(content: Content) -> list[Hello]:
     """Return the hellos that a message carries."""
-    senders = cast(list[str], _list(content, "senders", str))
-    identities = cast(list[bytes], _list(content, "identities", bytes))
-    fresh = cast(list[bytes], _list(content, "fresh-keys", bytes))
-    if not len(senders) == len(identities) == len(fresh):
+    senders = read_list(content, Key.SENDERS, str)
+    identities = read_list(content, Key.IDENTITIES, bytes)
+    session_keys = read_list(content, Key.SESSION_KEYS, bytes)
+    if not len(senders) == len(identities) == len(session_keys):
         raise ConfigError("a message has hellos without keys")
-    return [Hello(*each) for each in zip(senders, identities, fresh, strict=True)]
+    return [Hello(*h) for h in zip(senders, identities, session_keys, strict=True)]
 
 
-def pack_parts(parts: Sequence[Sealed]) -> dict[str, Value]:
-    """Return sealed parts as the config of a message."""
-    heads = [json.dumps([*astuple(part.header), part.number]) for part in parts]
-    return {"heads": heads, "contents": [part.content for part in parts]}
+def pack_chunks(chunks: Sequence[EncryptedChunk]) -> dict[str, Value]:
+    """Return chunks as the config of a message."""
+    headers = [json.dumps([*c.header.to_list(), c.number]) for c in chunks]
+    return {Key.HEADERS: headers, Key.CONTENTS: [c.content for c in chunks]}
 
 
-def unpack_parts(content: Content) -> list[Sealed]:
-    """Return the sealed parts that a message carries."""
-    heads = cast(list[str], _list(content, "heads", str))
-    contents = cast(list[bytes], _list(content, "contents", bytes))
-    if len(heads) != len(contents):
-        raise ConfigError("a message has parts of letters without their heads")
-    return [_sealed(h, c) for h, c in zip(heads, contents, strict=True)]
+def unpack_chunks(content: Content) -> list[EncryptedChunk]:
+    """Return the chunks that a message carries."""
+    headers = read_list(content, Key.HEADERS, str)
+    contents = read_list(content, Key.CONTENTS, bytes)
+    if len(headers) != len(contents):
+        raise ConfigError("a message has chunks without headers")
+    chunks = []
+    for text, encrypted in zip(headers, contents, strict=True):
+        try:
+            *fields, number = json.loads(text)
+        except (TypeError, ValueError):
+            raise ConfigError("a message has a chunk with an invalid header") from None
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise ConfigError("a message has a chunk with an invalid number")
+        chunks.append(EncryptedChunk(Header.from_list(fields), number, encrypted))
+    return chunks
 
 
-_HEAD = (str, str, int, str, str, int, int, int, int)  # Header's fields and the number
-
-
-def _sealed(head: str, content: bytes) -> Sealed:
-    try:
-        fields = json.loads(head)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, list) or tuple(map(type, fields)) != _HEAD:
-        raise ConfigError("a message has a part of a letter with a head that is none")
-    if any(isinstance(f, int) and not 0 <= f < 1 << 63 for f in fields):
-        raise ConfigError("a message has a part of a letter with impossible numbers")
-    return Sealed(Header(*fields[:-1]), fields[-1], content)
-
-
-def unpack_sizes(content: Content) -> list[int]:
-    """Return how many ids each party has announced, and how many rows were aligned."""
-    return cast(list[int], _list(content, "sizes", int))
-
-
-def digest_key(content: Content) -> bytes:
-    """Return the key of a session's digests."""
-    return _bytes(content, "key")
-
-
-def _bytes(content: Content, key: str) -> bytes:
+def read_bytes(content: Content, key: str) -> bytes:
+    """Return an entry of bytes."""
     value = content.config.get(key)
     if not isinstance(value, bytes):
         raise ConfigError(f"message entry '{key}' must be bytes")
     return value
 
 
-def _list(content: Content, key: str, kind: type) -> list[object]:
+def read_list(content: Content, key: str, kind: type[T]) -> list[T]:
+    """Return an entry that is a list of one type."""
     value = content.config.get(key)
     if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
         raise ConfigError(f"message entry '{key}' must be a list of {kind.__name__}")
-    return list(value)
+    return cast(list[T], list(value))

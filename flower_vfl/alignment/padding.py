@@ -1,23 +1,21 @@
 """Dummy ids, which blur the size of the intersection.
 
-An id that only one party adds would blur nothing: it enlarges that party's list and the
-union by one each, and the intersection's size is the difference. So there is a pool of
-``2 * padding`` dummy ids that everybody knows, and each party adds a secret half of it,
-drawn for this session. How many dummies two parties share is then random, with mean
-``padding / 2`` and a standard deviation of about ``sqrt(padding / 8)``, and neither of
-them can know it: of the union it sees only sizes, and its own ids.
+A dummy that only one party adds would blur nothing: it enlarges that party's list and
+the union by one each. So all parties know one pool of ``2 * padding`` dummy ids, and
+each adds a secret half of it, drawn for this session. The number of dummies that two
+parties share is then random, with mean ``padding / 2`` and a standard deviation of
+about ``sqrt(padding / 8)``, and neither party can know it.
 
-The privacy statement, for the size of the intersection as a party sees it in a private
-set union of two: that size plus the number of shared dummies is (ε, δ)-differentially
-private for one id of the other party, with the δ of `padding_delta`. With three or more
-parties the same holds for every pair of them.
+The size of the intersection that a party sees in a private set union of two, shared
+dummies included, is (ε, δ)-differentially private for one id of the other party, with
+the δ of `padding_delta`. With three or more parties the same holds for every pair.
 
-What padding does not do: the number of ids of each party stays known (everybody can
-subtract the padding); the server sees the same blurred sizes; in an intersection (PSI)
-each party learns which of its own ids are shared in any case, so that there it blurs
-the size for the server alone, until training counts the rows. Dummies stay in the union
-and are trained on with synthetic data. Two sessions over the same ids give two
-independent draws: repeating the handshake averages the noise away.
+Limits: the number of ids of each party stays known (everybody can subtract the
+padding), and the server sees the same blurred sizes. In an intersection each party
+learns which of its own ids are shared in any case; there padding blurs the size for the
+server alone, until training counts the rows. Dummies stay in the union and are trained
+on with synthetic data. Every session draws again: repeating the handshake averages the
+noise away.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from flower_vfl.errors import ConfigError
 def dummy_messages(padding: int) -> list[bytes]:
     """Return a secret random half of the pool of dummy ids."""
     if padding < 0:
-        raise ConfigError(f"padding is a number of dummy ids, not {padding}")
+        raise ConfigError(f"padding must not be negative, got {padding}")
     chosen = secrets.SystemRandom().sample(range(2 * padding), padding)
     return [b"d" + (8).to_bytes(8, "big") + n.to_bytes(8, "big") for n in chosen]
 
@@ -63,10 +61,15 @@ def padding_delta(padding: int, epsilon: float) -> float:
     padding : int
         Number of dummy ids of each party.
     epsilon : float
-        ε, not negative.
+        ε, at least 0.
+
+    Examples
+    --------
+    >>> print(f"{padding_delta(100, 0.5):.4f}")
+    0.0056
     """
     if epsilon < 0:
-        raise ConfigError(f"epsilon is not negative, unlike {epsilon}")
+        raise ConfigError(f"epsilon must not be negative, got {epsilon}")
     chances = np.append(shared_dummies(padding), 0.0)
     shifted = np.append(0.0, chances[:-1])  # one id more in the intersection
     excess = np.maximum(chances - math.exp(epsilon) * shifted, 0).sum()

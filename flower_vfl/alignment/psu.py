@@ -7,38 +7,37 @@ is the group element of id x.
 
 1. First round. Each list ``H(X_i)^s1`` goes once around the ring and every party raises
    it to its own s1. The merging party (the first of the ring) then has all lists under
-   the same keys and makes one list of them: the union.
+   the same keys and makes their union.
 2. Second round. The union goes around the ring and every party raises it to s2·s3. The
-   last one tells all: these are the universal ids U.
-3. Private part, at the same time as 1. Party i sends ``H(X_i)^s2`` around the ring,
+   last party sends the result to all: these are the universal ids U.
+3. Blinded lists, at the same time as 1. Party i sends ``H(X_i)^s2`` around the ring,
    every other party raises it to its own s1·s2·s3, and party i raises what comes back
-   to s1·s3. Now every id of party i stands under all keys of all parties, as the
-   elements of U do.
+   to s1·s3. Every id of party i is now under all keys of all parties, like the elements
+   of U.
 
 The steps of Algorithm 1 for two parties are: `announce` 3 and 5, `raise_first` 4 and 6,
 `collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `announce`,
-`raise_blinded`, `unblind` with `finish` the lines of 11 and 12. (Step 6 also sends its
-list to the other party, who has no use for it; that is left out.) A party computes
+`raise_blinded`, `unblind` with `finish` 11 and 12. (Step 6 also sends its list to the
+other party, who does not need it; that is left out.) A party computes
 2·Σ|X_j| + |X_i| + |U| exponentiations.
 
-Lists whose order could link elements are sorted by their bytes, so that their order
-tells nothing that the set does not. Only the private lists keep an order: that of the
-blinded elements, which is random to everybody else.
+Lists whose order could link elements are sorted by their bytes. Only the blinded lists
+keep an order: that of the blinded elements, which is random to everybody else.
 
-What each one learns, if all follow the protocol and none works with another:
+If all parties follow the protocol and do not collude,
 
-- every party: the number of ids of each party, the size of the union and U; which
-  element of U belongs to which of its own ids; for two parties therefore the size of
-  the intersection, but not who is in it.
-- the merging party of three or more: how many ids each combination of parties shares,
-  besides (it sees whose lists meet, under keys that no one can undo alone).
-- the server that relays: the sizes of the lists, when the contents are sealed
-  (`flower_vfl.alignment.sealing`). Without the seal it could send a list of guesses
-  around, or match two lists, and so must be trusted.
+- every party learns the number of ids of each party, the size of the union, U, and
+  which element of U belongs to which of its own ids. Two parties therefore learn the
+  size of the intersection, but not who is in it;
+- the merging party of three or more also learns how many ids each combination of
+  parties shares;
+- the server learns the sizes of the lists, because their contents are encrypted
+  (`flower_vfl.alignment.channel`). Without encryption it could send a list of guesses
+  around, or match two lists.
 
-A party that departs from the protocol is not covered: it can always claim ids that it
-does not have, up to the number it announced. Parties that work together learn in
-addition what their common ids and the merging party's table give away.
+A party that departs from the protocol is not covered: it can claim ids that it does not
+have, up to the number that it announced. Parties that collude also learn what their
+common ids and the merging party's table reveal.
 """
 
 from __future__ import annotations
@@ -52,10 +51,20 @@ import numpy as np
 
 from flower_vfl.errors import ConfigError
 
-from .elements import Elements, Group, Progress, order_of, texts
-from .lists import ListError, Positions, check_ascending, check_distinct, rows_of
+from .elements import (
+    Elements,
+    Group,
+    ListError,
+    Positions,
+    Progress,
+    as_strings,
+    check_ascending,
+    check_distinct,
+    framed,
+    order_of,
+    rows_of,
+)
 from .padding import dummy_messages
-from .result import Alignment
 
 Phase = Literal["first", "blinded", "union", "universe"]
 _FIELDS = ("order", "size", "mine", "universe")  # of the state, as they are
@@ -68,28 +77,50 @@ class _Keys:
     rest: int  # s3
 
 
-class PsuParty:
-    """One party of one private set union: a method for each step, each step once.
-
-    An error ends the session: the keys are gone and no mapping is left.
+@dataclass(frozen=True, eq=False)
+class AlignedIds:
+    """What a party knows after an alignment.
 
     Parameters
     ----------
-    name : str
-        Name of this party.
-    ring : Sequence[str]
-        Names of all parties in the order of the ring; the first one merges.
-    messages : Sequence[bytes]
-        The ids of this party from `flower_vfl.alignment.ids.encode_ids`.
-    group : Group
-        The group that all parties use.
-    session : bytes
-        Name of the session, the same for all parties and never used before.
-    padding : int (default: 0)
-        Number of dummy ids, the same for all parties.
-    progress : Progress | None (default: None)
-        Called with the number of exponentiations done since the last call.
+    universe : Elements
+        The universal ids, sorted: the same at every party.
+    positions : Positions
+        Row of the universal id of each of the party's ids, in the order of the ids; -1
+        for an id that is not in the intersection.
+    dummies : Positions
+        Rows of the party's dummy ids (see `flower_vfl.alignment.padding`).
+    counts : Mapping[str, int]
+        How many ids each party announced, dummies included.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> none = np.empty(0, np.int64)
+    >>> universe = np.zeros((3, 32), np.uint8)
+    >>> own = AlignedIds(universe, np.array([2, 0]), none, {"bank": 2, "shop": 2})
+    >>> len(own.universe), own.positions.tolist()
+    (3, [2, 0])
     """
+
+    universe: Elements
+    positions: Positions
+    dummies: Positions
+    counts: Mapping[str, int]
+
+    def fingerprint(self, agreed: bytes) -> str:
+        """Return a digest that is equal at all parties of one handshake only."""
+        digest = hashlib.blake2b(framed(agreed), digest_size=32)
+        digest.update(self.universe.data)
+        return digest.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values and arrays."""
+        return {**vars(self), "counts": dict(self.counts)}
+
+
+class PsuParty:
+    """One party of one private set union: one method for each step, each step once."""
 
     def __init__(
         self,
@@ -107,7 +138,7 @@ class PsuParty:
                 f"among them, not {list(ring)}"
             )
         if not session:
-            raise ConfigError("an alignment session needs a name of its own")
+            raise ConfigError("an alignment session needs a unique name")
         self.name = name
         self.ring = tuple(ring)
         self.group = group
@@ -126,10 +157,10 @@ class PsuParty:
         self._universe: Elements | None = None
 
     def announce(self) -> tuple[Elements, Elements]:
-        """Return this party's list for the first round and its private list."""
+        """Return this party's list for the first round and its blinded list."""
         keys = self._begin("first", self.name)
         self._done.add(("blinded", self.name))
-        assert self._messages is not None
+        assert self._messages is not None  # they are here until this step
         hashed = self.group.hash(self._messages, self._session)
         self._messages = None
         first = self.group.power(hashed, keys.first, self._progress)
@@ -145,21 +176,21 @@ class PsuParty:
         return raised[order_of(raised)]
 
     def raise_blinded(self, owner: str, elements: Elements) -> Elements:
-        """Return another party's private list, raised, in the order it came."""
+        """Return another party's blinded list, raised, in its order."""
         keys = self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=False)
         total = self.group.product(keys.first, keys.blind, keys.rest)
         return self.group.power(elements, total, self._progress)
 
     def collect(self, owner: str, elements: Elements) -> None:
-        """Keep a list that every party has raised: the merging party's part."""
+        """Keep a list that every party has raised; for the merging party."""
         if self.name != self.ring[0]:
             raise ListError(f"the lists are merged by '{self.ring[0]}'")
         if owner not in self._counts or owner in self._complete:
-            raise ListError(f"a complete list of '{owner}' out of turn")
+            raise ListError(f"the complete list of '{owner}' came out of turn")
         if len(elements) != self._counts[owner]:
             raise ListError(
-                f"{len(elements)} elements of '{owner}', who has announced "
+                f"the list of '{owner}' has {len(elements)} elements; it announced "
                 f"{self._counts[owner]}"
             )
         # no check against lists seen before: parties with the same ids send the same
@@ -168,16 +199,16 @@ class PsuParty:
         self._complete[owner] = elements
 
     def merge(self) -> Elements:
-        """Return the union of the lists that were collected, raised and sorted."""
+        """Return the union of the collected lists, raised and sorted."""
         if set(self._complete) != set(self.ring):
-            raise ListError("there is not yet a list of every party to merge")
+            raise ListError("the lists cannot be merged before all have come")
         keys = self._begin_second()
         merged = self._combine(list(self._complete.values()))
         self._complete.clear()
         return self._raise_second(merged, keys)
 
     def raise_union(self, elements: Elements) -> Elements:
-        """Return the union, raised and sorted: the last party's are the universal ids."""
+        """Return the union, raised and sorted; the last party has the universal ids."""
         if self.name == self.ring[0]:
             raise ListError("the merging party has raised the union already")
         keys = self._begin_second()
@@ -186,12 +217,13 @@ class PsuParty:
         return self._raise_second(elements, keys)
 
     def unblind(self, returned: Elements) -> None:
-        """Raise this party's private list, which every other party has raised."""
+        """Raise this party's blinded list, which every other party has raised."""
         if self._keys is None or self._order is None or self._mine is not None:
-            raise ListError("private elements out of turn")
+            raise ListError("the blinded list came out of turn")
         if len(returned) != len(self._order):
             raise ListError(
-                f"{len(returned)} private elements instead of {len(self._order)}"
+                f"the blinded list has {len(returned)} elements instead of "
+                f"{len(self._order)}"
             )
         check_distinct(returned)
         key = self.group.product(self._keys.first, self._keys.rest)
@@ -201,34 +233,36 @@ class PsuParty:
         """Keep the universal ids."""
         self._begin("universe", "")
         if len(universe) != self._size:
-            raise ListError(f"{len(universe)} universal ids instead of {self._size}")
+            raise ListError(
+                f"the universal ids are {len(universe)} instead of {self._size}"
+            )
         check_ascending(universe)
         self.group.validate(universe)
         self._universe = universe
 
     @property
     def complete(self) -> bool:
-        """Whether `finish` can follow: all that this party waits for has come."""
+        """Whether all lists that this party needs have come."""
         return self._mine is not None and self._universe is not None
 
-    def finish(self) -> Alignment:
+    def finish(self) -> AlignedIds:
         """Return the universal ids of this party's ids, and forget the keys."""
         if self._mine is None or self._universe is None or self._order is None:
-            raise ListError("the end before all lists have come")
+            raise ListError("the alignment cannot finish before all lists have come")
         universe, order = self._universe, self._order
         positions = np.empty(len(order), np.int64)
         positions[order] = rows_of(self._mine, universe)
         self.close()
-        return self._alignment(universe, positions)
+        return self._aligned(universe, positions)
 
     def close(self) -> None:
-        """Forget the keys, the ids and all lists: no step can follow."""
+        """Forget the keys, the ids and all lists; no step can follow."""
         self._keys = self._messages = self._order = None
         self._mine = self._universe = None
         self._complete.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that has happened, as plain values and arrays, without the ids."""
+        """Return the state as plain values and arrays, without the ids."""
         keys, waiting = self._keys, self._messages
         return {
             "keys": None if keys is None else [f"{k:x}" for k in astuple(keys)],
@@ -242,7 +276,7 @@ class PsuParty:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another object of the same party and session was."""
+        """Load the state of the same party and session."""
         keys, dummies = state["keys"], state["dummies"]
         self._keys = None if keys is None else _Keys(*(int(k, 16) for k in keys))
         own = [] if self._messages is None else self._messages[: self._own]
@@ -257,35 +291,35 @@ class PsuParty:
             setattr(self, f"_{name}", state[name])
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
-        """Return what the parties are to agree on, out of the lists under one key."""
-        union = np.unique(np.concatenate([texts(each) for each in lists]))
+        """Return the merged list of the lists of all parties."""
+        union = np.unique(np.concatenate([as_strings(each) for each in lists]))
         return union.view(np.uint8).reshape(-1, self.group.size)
 
     def _size_allowed(self, size: int) -> bool:
         counts = self._counts.values()
         return max(counts) <= size <= sum(counts)
 
-    def _alignment(self, universe: Elements, positions: Positions) -> Alignment:
+    def _aligned(self, universe: Elements, positions: Positions) -> AlignedIds:
         if (positions < 0).any():
-            raise ListError("the universal ids lack some of this party's")
+            raise ListError("some ids of this party have no universal id")
         if len(np.unique(positions)) != len(positions):
             raise ListError("two ids of this party have the same universal id")
         own = self._own
-        return Alignment(universe, positions[:own], positions[own:], self._counts)
+        return AlignedIds(universe, positions[:own], positions[own:], self._counts)
 
     def _begin(self, phase: Phase, owner: str) -> _Keys:
         """Return the keys if this step is new and its time has not passed."""
         if self._keys is None:
             raise ListError("the session has ended")
         if phase in ("first", "blinded") and owner not in self.ring:
-            raise ListError(f"a list of '{owner}', who takes no part")
+            raise ListError(f"'{owner}' is not one of the parties")
         if (phase, owner) in self._done:
             whose = f" of '{owner}'" if owner else ""
-            raise ListError(f"a second {phase} list{whose}; each is raised once")
+            raise ListError(f"a second {phase} list{whose} came; each is raised once")
         if phase != "universe" and self._size is not None:
-            raise ListError(f"a {phase} list after the union")
+            raise ListError(f"a {phase} list came after the union")
         if phase == "universe" and self._size is None:
-            raise ListError("universal ids before the union")
+            raise ListError("the universal ids came before the union")
         self._done.add((phase, owner))
         return self._keys
 
@@ -293,23 +327,24 @@ class PsuParty:
         phases: tuple[Phase, Phase] = ("first", "blinded")
         for owner in self.ring:
             if any((phase, owner) not in self._done for phase in phases):
-                raise ListError(f"the union before all lists of '{owner}'")
+                raise ListError(f"the union came before all lists of '{owner}'")
         return self._begin("union", "")
 
     def _raise_second(self, elements: Elements, keys: _Keys) -> Elements:
         if not self._size_allowed(len(elements)):
-            raise ListError(f"{len(elements)} elements cannot be the merged list")
+            raise ListError(f"the merged list cannot have {len(elements)} elements")
         self._size = len(elements)
         second = self.group.product(keys.blind, keys.rest)
         raised = self.group.power(elements, second, self._progress)
         return raised[order_of(raised)]
 
     def _check_list(self, owner: str, elements: Elements, ascending: bool) -> None:
-        """Refuse a wrong count, a repeated element and a list that was here before."""
+        """Refuse a wrong count, a repeated element and a list that came before."""
         count = self._counts.setdefault(owner, len(elements))
         if count != len(elements):
             raise ListError(
-                f"{len(elements)} elements of '{owner}', who has announced {count}"
+                f"the list of '{owner}' has {len(elements)} elements; it announced "
+                f"{count}"
             )
         self._check_new(elements)
         if ascending:

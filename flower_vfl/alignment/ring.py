@@ -1,57 +1,27 @@
-"""The ring as letters: who sends which list to whom, and in what order.
+"""The order of the lists on the ring: who sends which list to whom.
 
-A `Member` turns the steps of one party into letters, so that whoever carries them (a
-server, a test) only has to deliver each to its receiver. All letters of one exchange
-can travel at the same time; n parties need 2n + 1 exchanges, the first of which is
-`open`.
+A `Member` turns the steps of one party into round messages; the server (or a test)
+delivers each to its receiver. All messages of one exchange can travel at the same time;
+n parties need 2n + 1 exchanges, the first of which is `start`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_vfl.errors import PartyError
 
-from .elements import Elements, InvalidElementError
-from .lists import ListError
-from .psu import Phase, PsuParty
-from .result import Alignment
+from .elements import Elements, InvalidElementError, ListError
+from .messages import REMEDY, Header, RoundMessage
+from .psu import AlignedIds, Phase, PsuParty
 
-REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
-
-
-@dataclass(frozen=True, eq=False)
-class RoundMessage:
-    """One list on its way.
-
-    Parameters
-    ----------
-    phase : Phase
-        ``first``, ``blinded``, ``union`` or ``universe``.
-    owner : str
-        Whose ids these are; empty for the union and the universal ids.
-    hop : int
-        How many times the list has been sent, from 1.
-    sender : str
-        Who sends it.
-    receiver : str
-        To whom.
-    elements : Elements
-        The list.
-    """
-
-    phase: Phase
-    owner: str
-    hop: int
-    sender: str
-    receiver: str
-    elements: Elements
+_ListKey = tuple[Phase, str, int]  # phase, owner and hop
+_OWNED: tuple[Phase, Phase] = ("first", "blinded")  # phases of one party's lists
 
 
 def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str, str]:
-    """Return who sends a list and who receives it; the universal ids go to all others."""
+    """Return sender and receiver of a list; no receiver means all others."""
     count = len(ring)
     start = ring.index(owner) if owner in ring else 0
     sender = ring[(start + hop - 1) % count]
@@ -62,128 +32,116 @@ def route(ring: Sequence[str], phase: Phase, owner: str, hop: int) -> tuple[str,
     return sender, ring[(start + hop) % count]
 
 
-def expected(ring: Sequence[str], name: str) -> Iterator[tuple[Phase, str, int, str]]:
-    """Yield phase, owner, hop and sender of every list that a party is to be sent."""
+def expected(ring: Sequence[str], name: str) -> dict[_ListKey, str]:
+    """Return the sender of every list that a party receives."""
     count = len(ring)
-    own: tuple[Phase, Phase] = ("first", "blinded")
-    lists: list[tuple[Phase, str, int]] = [
-        (phase, owner, hop)
-        for hop in range(1, count + 1)
-        for phase in own
-        for owner in ring
+    hops = range(1, count + 1)
+    lists: list[_ListKey] = [
+        *((phase, owner, hop) for hop in hops for phase in _OWNED for owner in ring),
+        *(("union", "", hop) for hop in hops[:-1]),
+        ("universe", "", count),
     ]
-    lists += [("union", "", hop) for hop in range(1, count)]
-    lists += [("universe", "", count)]
-    for phase, owner, hop in lists:
-        sender, receiver = route(ring, phase, owner, hop)
-        if (receiver or name) == name != sender:
-            yield phase, owner, hop, sender
+    routes = {key: route(ring, *key) for key in lists}
+    return {
+        key: sender
+        for key, (sender, receiver) in routes.items()
+        if (receiver or name) == name != sender
+    }
 
 
 class Member:
-    """A party on the ring.
-
-    Parameters
-    ----------
-    party : PsuParty
-        The party's steps: `PsuParty` or `PsiParty`.
-    """
+    """A party on the ring."""
 
     def __init__(self, party: PsuParty) -> None:
         self.party = party
         self.name = party.name
         self.ring = party.ring
-        self.alignment: Alignment | None = None
-        self._taken: set[tuple[Phase, str, int]] = set()
-        self._waiting = set(party.ring)  # whose lists the merging party lacks
+        self.aligned: AlignedIds | None = None
+        self._senders = expected(party.ring, party.name)
+        self._received: set[_ListKey] = set()
+        self._incomplete = set(party.ring)  # whose lists the merging party awaits
 
-    def open(self) -> list[RoundMessage]:
-        """Return the letters that start the handshake."""
+    def start(self) -> list[RoundMessage]:
+        """Return the messages that start the handshake."""
         try:
             first, blinded = self.party.announce()
         except BaseException:
             self.close()
             raise
         return [
-            self._letter("first", self.name, 1, first),
-            self._letter("blinded", self.name, 1, blinded),
+            self._message("first", self.name, 1, first),
+            self._message("blinded", self.name, 1, blinded),
         ]
 
-    def take(self, letter: RoundMessage) -> list[RoundMessage]:
-        """Return the letters that follow from one; PartyError if it is not acceptable."""
+    def receive(self, message: RoundMessage) -> list[RoundMessage]:
+        """Return the messages that follow from one; PartyError if it is refused."""
+        header = message.header
         try:
-            self._check(letter)
-            return self._answer(letter)
+            self._check(header)
+            return self._answer(header, message.elements)
         except (ListError, InvalidElementError) as error:
             self.close()
-            phase = letter.phase
-            problem = f"has sent a bad list to '{self.name}' ({phase}): {error}"
-            raise PartyError(letter.sender, problem, REMEDY) from None
+            problem = f"has sent a bad list to '{self.name}' ({header.phase}): {error}"
+            raise PartyError(header.sender, problem, REMEDY) from None
         except BaseException:
             self.close()
             raise
 
     def missing(self) -> tuple[str, Phase] | None:
         """Return sender and phase of the first list that has not come, if any."""
-        for phase, owner, hop, sender in expected(self.ring, self.name):
-            if (phase, owner, hop) not in self._taken:
-                return sender, phase
+        for key, sender in self._senders.items():
+            if key not in self._received:
+                return sender, key[0]
         return None
 
     def close(self) -> None:
-        """Forget everything but a finished alignment."""
+        """Forget everything but the aligned ids."""
         self.party.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that has happened, as plain values and arrays, without the ids."""
-        found = self.alignment
+        """Return the state as plain values and arrays, without the ids."""
+        aligned = self.aligned
         return {
             "party": self.party.state_dict(),
-            "alignment": None if found is None else found.state_dict(),
-            "taken": sorted(map(list, self._taken)),
-            "waiting": sorted(self._waiting),
+            "aligned": None if aligned is None else aligned.state_dict(),
+            "received": sorted(map(list, self._received)),
+            "incomplete": sorted(self._incomplete),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another object of the same party and session was."""
-        found = state["alignment"]
+        """Load the state of the same party and session."""
+        aligned = state["aligned"]
         self.party.load_state_dict(state["party"])
-        self.alignment = None if found is None else Alignment.from_state(found)
-        self._taken = {(phase, owner, hop) for phase, owner, hop in state["taken"]}
-        self._waiting = set(state["waiting"])
+        self.aligned = None if aligned is None else AlignedIds(**aligned)
+        self._received = {
+            (phase, owner, hop) for phase, owner, hop in state["received"]
+        }
+        self._incomplete = set(state["incomplete"])
 
-    def _check(self, letter: RoundMessage) -> None:
-        """Refuse a letter that is not on its way here, or that was here before."""
-        key = (letter.phase, letter.owner, letter.hop)
-        count = len(self.ring)
-        private = letter.phase in ("first", "blinded")
-        hops = {"union": (1, count - 1), "universe": (count, count)}
-        least, most = hops.get(letter.phase, (1, count))
-        if not least <= letter.hop <= most or private != (letter.owner in self.ring):
-            raise ListError("no such list travels in this handshake")
-        sender, receiver = route(self.ring, *key)
-        receiver = receiver or self.name
-        if (letter.sender, letter.receiver) != (sender, receiver):
-            raise ListError(f"it goes from '{sender}' to '{receiver}'")
-        if receiver != self.name or sender == self.name:
-            raise ListError(f"it is for '{receiver}'")
-        if key in self._taken:
-            raise ListError("it has come a second time")
-        self._taken.add(key)
+    def _check(self, header: Header) -> None:
+        """Refuse a list that is not for this party, or that came before."""
+        key = (header.phase, header.owner, header.hop)
+        if key not in self._senders:
+            raise ListError("this party receives no such list")
+        if (header.sender, header.receiver) != (self._senders[key], self.name):
+            raise ListError(f"it goes from '{self._senders[key]}' to '{self.name}'")
+        if key in self._received:
+            raise ListError("it came a second time")
+        self._received.add(key)
 
-    def _answer(self, letter: RoundMessage) -> list[RoundMessage]:
-        owner, elements = letter.owner, letter.elements
-        last = letter.hop == len(self.ring)
-        if letter.phase == "first":
+    def _answer(self, header: Header, elements: Elements) -> list[RoundMessage]:
+        owner, hop = header.owner, header.hop
+        last = hop == len(self.ring)
+        if header.phase == "first":
             if not last:
                 elements = self.party.raise_first(owner, elements)
-            return self._pass_on(owner, letter.hop, elements)
-        if letter.phase == "blinded" and not last:
+            return self._pass_on(owner, hop, elements)
+        if header.phase == "blinded" and not last:
             raised = self.party.raise_blinded(owner, elements)
-            return [self._letter("blinded", owner, letter.hop + 1, raised)]
-        if letter.phase == "union":
-            return self._second_round(self.party.raise_union(elements), letter.hop + 1)
-        if letter.phase == "blinded":
+            return [self._message("blinded", owner, hop + 1, raised)]
+        if header.phase == "union":
+            return self._second_round(self.party.raise_union(elements), hop + 1)
+        if header.phase == "blinded":
             self.party.unblind(elements)
         else:
             self.party.accept(elements)
@@ -191,58 +149,30 @@ class Member:
         return []
 
     def _pass_on(self, owner: str, hop: int, elements: Elements) -> list[RoundMessage]:
-        """Send a list of the first round on, or merge when all are complete here."""
+        """Send a list of the first round on, or merge when all lists are complete."""
         full = hop >= len(self.ring) - 1
         if not full or self.name != self.ring[0]:
-            return [self._letter("first", owner, hop + 1, elements)]
+            return [self._message("first", owner, hop + 1, elements)]
         self.party.collect(owner, elements)
-        self._waiting.discard(owner)
-        return [] if self._waiting else self._second_round(self.party.merge(), 1)
+        self._incomplete.discard(owner)
+        return [] if self._incomplete else self._second_round(self.party.merge(), 1)
 
     def _second_round(self, union: Elements, hop: int) -> list[RoundMessage]:
         if self.name != self.ring[-1]:
-            return [self._letter("union", "", hop, union)]
+            return [self._message("union", "", hop, union)]
         self.party.accept(union)
         self._finish()
         return [
-            RoundMessage("universe", "", hop, self.name, other, union)
-            for other in self.ring[:-1]
+            self._message("universe", "", hop, union, other) for other in self.ring[:-1]
         ]
 
     def _finish(self) -> None:
         if self.party.complete:
-            self.alignment = self.party.finish()
+            self.aligned = self.party.finish()
 
-    def _letter(
-        self, phase: Phase, owner: str, hop: int, list_: Elements
+    def _message(
+        self, phase: Phase, owner: str, hop: int, elements: Elements, to: str = ""
     ) -> RoundMessage:
         sender, receiver = route(self.ring, phase, owner, hop)
-        return RoundMessage(phase, owner, hop, sender, receiver, list_)
-
-
-def relay(
-    members: Iterable[Member], tap: Callable[[RoundMessage], None] | None = None
-) -> dict[str, Alignment]:
-    """Return every party's alignment after a handshake in this process.
-
-    Parameters
-    ----------
-    members : Iterable[Member]
-        All parties of the ring.
-    tap : Callable[[RoundMessage], None] | None (default: None)
-        Sees every letter before it is delivered.
-    """
-    by_name = {member.name: member for member in members}
-    letters = [letter for member in by_name.values() for letter in member.open()]
-    while letters:
-        following: list[RoundMessage] = []
-        for letter in letters:
-            if tap:
-                tap(letter)
-            following += by_name[letter.receiver].take(letter)
-        letters = following
-    alignments = {name: member.alignment for name, member in by_name.items()}
-    missing = [name for name, alignment in alignments.items() if alignment is None]
-    if missing:
-        raise PartyError(missing[0], "has not finished the handshake", REMEDY)
-    return {name: found for name, found in alignments.items() if found is not None}
+        header = Header(phase, owner, hop, sender, receiver or to, len(elements))
+        return RoundMessage(header, elements)

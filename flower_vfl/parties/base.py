@@ -102,7 +102,7 @@ class Party(ABC):
 
         Called before :meth:`configure`; the imputer fills in what it does not hold.
         """
-        self.imputer.put(row_index, self.own_rows, self.name)
+        self.imputer.align_rows(row_index, self.own_rows, self.name)
         self.schedule = None
 
     @abstractmethod

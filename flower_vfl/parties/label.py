@@ -241,7 +241,7 @@ class LabelParty(Party):
             )
         self.step = step
         if self.imputer.row_index is not None:
-            self.imputer.imputer.commit()
+            self.imputer.commit()
         leaving, measured = dict(zip(received, gradients, strict=True)), []
         if not self.defender.idle:
             leaving, measured = self.defender.defend(

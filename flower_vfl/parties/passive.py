@@ -172,7 +172,7 @@ class PassiveParty(Party):
                 output.backward(gradient.to(self.device))  # type: ignore[no-untyped-call]
                 self.optimizer.step()
         if self.imputer.row_index is not None:
-            self.imputer.imputer.commit()
+            self.imputer.commit()
             rows = self.training_rows(step, pending.epoch, pending.index)
             self._trained = rows, output.detach()
         self._pending = None

@@ -16,7 +16,7 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
-from flower_vfl.alignment.node import align, kept_digest
+from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor, members
 from flower_vfl.objectives import Task
@@ -192,7 +192,7 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
     description = session.party.describe(key)
     if "align" in content.config:  # rows are compared when they are aligned
         reuse = content.text("align") == "reuse"
-        kept = kept_digest(session, key, context) if reuse else ""
+        kept = saved_digest(session, key, context) if reuse else ""
         description = replace(description, ids_digest="", split_digest="", aligned=kept)
     tags = tuple(open_store(context, session.party.name).tags())
     record = replace(description, checkpoints=tags).to_record()

@@ -16,7 +16,7 @@ from typing import cast
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from flower_vfl.alignment import AlignmentSettings
-from flower_vfl.alignment.handshake import Handshake, KeptAlignment
+from flower_vfl.alignment.handshake import Handshake, SavedAlignment
 from flower_vfl.errors import ConfigError, PartyRestartedError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
@@ -90,7 +90,7 @@ class Session:
     settings: Callable[[Context], AlignmentSettings] = node_settings
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def shake_hands(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
+    def open_handshake(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
         """Return the handshake that is going on, if any."""
         if self.saved_handshake:
             saved, party = self.saved_handshake, self.party
@@ -106,10 +106,10 @@ class Session:
         self.handshake, self.saved_handshake = None, b""
         return found
 
-    def place(self, kept: KeptAlignment) -> None:
+    def place(self, kept: SavedAlignment) -> None:
         """Put the party on aligned rows."""
         if kept.fingerprint != self.aligned:
-            self.party.place(RowIndex.from_alignment(kept.alignment))
+            self.party.place(RowIndex.from_aligned_ids(kept.aligned))
             self.aligned = kept.fingerprint
 
 
@@ -216,7 +216,7 @@ def _load_alignment(session: Session, context: Context, aligned: str) -> None:
     """Bring a party to the aligned rows that it was on."""
     if aligned == session.aligned:
         return
-    kept = KeptAlignment.load(open_store(context, session.party.name))
+    kept = SavedAlignment.load(open_store(context, session.party.name))
     if kept is None or kept.fingerprint != aligned:
         raise PartyRestartedError(
             session.party.name,

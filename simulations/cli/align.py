@@ -18,7 +18,7 @@ from flower_vfl.alignment import (
     GROUPS,
     METHODS,
     NORMALISERS,
-    Alignment,
+    AlignedIds,
     AlignmentSettings,
     Identity,
     encode_ids,
@@ -27,8 +27,7 @@ from flower_vfl.alignment.handshake import Handshake
 from flower_vfl.alignment.keys import key_text, write_key
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import read_party_file
-from flower_vfl.strategies.alignment import Alignment as Settings
-from flower_vfl.strategies.alignment import Relay
+from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -69,7 +68,7 @@ def align(
 
     For each file, writes a mapping from its own ids to rows of the alignment.
     """
-    plan = Settings(method, group, padding)
+    plan = Alignment(method, group=group, padding=padding)
     if not plan:
         raise ConfigError(f"--method must be one of {', '.join(METHODS)}")
     sources = _by_name(files)
@@ -132,22 +131,22 @@ def read_ids(path: Path, column: str) -> list[str]:
 
 def align_ids(
     ids: Mapping[str, Sequence[object]],
-    plan: Settings,
+    plan: Alignment,
     normalise: str = "none",
     progress: bool | None = False,
-) -> dict[str, Alignment]:
-    """Return every party's alignment after an encrypted handshake in this process."""
+) -> dict[str, AlignedIds]:
+    """Return the aligned ids of every party after a handshake in this process."""
     identities = {name: Identity() for name in ids}
     pins = {name: identity.public for name, identity in identities.items()}
-    invitation = plan.invitation(list(ids))
+    config = plan.handshake(list(ids))
     sides = {}
     for name, own in ids.items():
         try:
-            messages = encode_ids(own, normalise)
+            encoded = encode_ids(own, normalise)
         except ConfigError as error:
             raise ConfigError(f"'{name}': {error}") from None
         settings = AlignmentSettings(identities[name], pins)
-        sides[name] = Handshake(name, invitation, settings, messages)
+        sides[name] = Handshake(name, config, settings, encoded)
     relay = Relay(list(ids), plan.relay_bytes)
     counts = [len(own) + plan.padding for own in ids.values()]
     hellos = [side.hello() for side in sides.values()]
@@ -155,20 +154,20 @@ def align_ids(
 
         def answered(name: str) -> None:
             side = sides[name]
-            relay.collect(name, side.give(plan.relay_bytes), side.has_more)
+            relay.collect(name, side.next_chunks(plan.relay_bytes), side.has_more)
             bar.done(name, side.exponentiations, relay.merged)
 
         for name, side in sides.items():
-            side.meet(hellos)
+            side.exchange_keys(hellos)
             answered(name)
         while due := relay.due():
-            for name, parts in due.items():
-                sides[name].take(parts)
+            for name, chunks in due.items():
+                sides[name].receive(chunks)
                 answered(name)
-    return {name: side.finish().alignment for name, side in sides.items()}
+    return {name: side.finish().aligned for name, side in sides.items()}
 
 
-def revealed(found: Mapping[str, Alignment], plan: Settings) -> dict[str, Any]:
+def revealed(found: Mapping[str, AlignedIds], plan: Alignment) -> dict[str, Any]:
     """Return the sizes that an alignment has revealed, and to whom."""
     first = next(iter(found.values()))
     counts, aligned = dict(first.counts), len(first.universe)

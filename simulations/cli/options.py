@@ -14,7 +14,7 @@ import typer
 from flower_vfl.alignment import GROUPS, NORMALISERS
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
-from flower_vfl.parties.imputation import FEATURE_STAND_INS, LABEL_STAND_INS
+from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
 from flower_vfl.simulations.attacks import COMPLETIONS
 from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
 from flower_vfl.simulations.config_file import LISTS, OPTIONS, use_as_defaults
@@ -98,8 +98,8 @@ def registered() -> dict[str, str]:
         "scores": SCORE_ATTACKS,
         "completions": COMPLETIONS,
         "trackers": TRACKERS,
-        "label_imputers": LABEL_STAND_INS,
-        "feature_imputers": FEATURE_STAND_INS,
+        "label_imputers": LABEL_SYNTHESIZERS,
+        "feature_imputers": FEATURE_SYNTHESIZERS,
         "groups": GROUPS,
         "normalisers": NORMALISERS,
     }

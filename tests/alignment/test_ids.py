@@ -105,7 +105,7 @@ def test_lower_email() -> None:
     assert lower_email("  Anna.Smith@Example.ORG\n") == "anna.smith@example.org"
     assert lower_email("ＡNNA@x.org") == "anna@x.org"  # full-width A
     for bad in ("", "anna", "@x.org", "anna@", "a b@x.org", "a@b@x.org"):
-        with pytest.raises(ConfigError, match="no e-mail"):
+        with pytest.raises(ConfigError, match="not an e-mail"):
             lower_email(bad)
     with pytest.raises(ConfigError, match="not a int"):
         lower_email(5)

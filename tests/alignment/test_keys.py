@@ -49,7 +49,7 @@ def test_a_file_that_is_no_key(tmp_path: Path) -> None:
     for text in ("", "short", "x" * 64, "AAAA" * 11, "=" * 44):
         path.write_text(text)
         path.chmod(0o600)
-        with pytest.raises(ConfigError, match="is no key: 32 bytes") as caught:
+        with pytest.raises(ConfigError, match="is not a key of 32 bytes") as caught:
             read_key(path)
         assert not text or text not in str(caught.value)  # it could be a key, mistyped
 
@@ -66,24 +66,24 @@ def test_pins_in_a_file_and_inline(write, tmp_path: Path) -> None:  # type: igno
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("bank", "'bank' is no pin"),
-        ("=" + key_text(ONE), "is no pin"),
+        ("bank", "'bank' is not a pin"),
+        ("=" + key_text(ONE), "is not a pin"),
         (
             f"bank={key_text(ONE)},bank={key_text(TWO)}",
             "two keys are pinned for 'bank'",
         ),
-        ("bank=abc", "the pin of 'bank' is no key"),
+        ("bank=abc", "the pin of 'bank' is not a key"),
         ("missing.toml", "the pins 'missing.toml' cannot be read"),
     ],
 )
-def test_pins_that_are_none(given: str, problem: str) -> None:
+def test_invalid_pins(given: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_pins(given)
 
 
 def test_a_pins_file_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "pins.toml"
-    for text, problem in (("bank = ", "cannot be read"), ("bank = 7", "is no key")):
+    for text, problem in (("bank = ", "cannot be read"), ("bank = 7", "is not a key")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=problem):
             read_pins(str(file))

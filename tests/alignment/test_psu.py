@@ -8,31 +8,27 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rings import Counting, align, make_members, texts
+from rings import Counting, align, make_members, relay, rows_as_bytes
 
-from flower_vfl.alignment import (
-    Alignment,
-    ListError,
-    Member,
-    PsiParty,
-    PsuParty,
-    RoundMessage,
-    encode_ids,
-    make_group,
-    relay,
-)
+from flower_vfl.alignment import AlignedIds, encode_ids
+from flower_vfl.alignment.elements import ListError
+from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.messages import RoundMessage
+from flower_vfl.alignment.psi import PsiParty
+from flower_vfl.alignment.psu import PsuParty
+from flower_vfl.alignment.ring import Member
 
 GROUP_NAMES = ["ristretto255", "modp2048", "modp3072"]
 
 
-def check_union(sets: Sequence[Sequence[object]], found: Sequence[Alignment]) -> None:
+def check_union(sets: Sequence[Sequence[object]], found: Sequence[AlignedIds]) -> None:
     """The mapping is a bijection, equal ids meet and no others."""
     union = set().union(*map(set, sets))
-    universe = texts(found[0].universe)
+    universe = rows_as_bytes(found[0].universe)
     assert len(universe) == len(set(universe)) == len(union)
     uid: dict[object, bytes] = {}
     for ids, each in zip(sets, found, strict=True):
-        assert texts(each.universe) == universe
+        assert rows_as_bytes(each.universe) == universe
         assert len(each.positions) == len(ids)
         for given_id, position in zip(ids, each.positions, strict=True):
             element = universe[position]
@@ -42,12 +38,12 @@ def check_union(sets: Sequence[Sequence[object]], found: Sequence[Alignment]) ->
 
 
 def check_intersection(
-    sets: Sequence[Sequence[object]], found: Sequence[Alignment]
+    sets: Sequence[Sequence[object]], found: Sequence[AlignedIds]
 ) -> None:
     shared = set(sets[0]).intersection(*map(set, sets))
-    universe = texts(found[0].universe)
+    universe = rows_as_bytes(found[0].universe)
     for ids, each in zip(sets, found, strict=True):
-        assert texts(each.universe) == universe
+        assert rows_as_bytes(each.universe) == universe
         inside = [i for i, row in zip(ids, each.positions, strict=True) if row >= 0]
         assert set(inside) == shared
         assert len(universe) == len(shared)
@@ -112,27 +108,27 @@ def test_edges(sets: list[list[object]], group: str) -> None:
 
 @pytest.mark.parametrize("parties", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", [PsuParty, PsiParty])
-def test_powers_and_exchanges_are_those_of_the_formula(
+def test_exponentiations_and_exchanges_are_those_of_the_formula(
     parties: int, kind: type[PsuParty]
 ) -> None:
     chance = random.Random(parties)
     sets = [chance.sample(range(40), 10 + 3 * number) for number in range(parties)]
     members = make_members(sets, kind)
-    letters = [letter for member in members for letter in member.open()]
+    messages = [message for member in members for message in member.start()]
     by_name = {member.name: member for member in members}
     exchanges = 1
-    while letters:
+    while messages:
         exchanges += 1
-        letters = [
+        messages = [
             following
-            for letter in letters
-            for following in by_name[letter.receiver].take(letter)
+            for message in messages
+            for following in by_name[message.header.receiver].receive(message)
         ]
     assert exchanges == 2 * parties + 1
     for ids, member in zip(sets, members, strict=True):
-        assert member.alignment is not None
+        assert member.aligned is not None
         total = sum(map(len, sets))
-        aligned = len(member.alignment.universe)
+        aligned = len(member.aligned.universe)
         counting = member.party.group
         assert isinstance(counting, Counting)
         assert counting.exponentiations == 2 * total + len(ids) + aligned
@@ -164,8 +160,9 @@ def test_two_parties_compute_algorithm_1() -> None:
 
     sent: dict[tuple[str, str, int], list[bytes]] = {}
 
-    def record(letter: RoundMessage) -> None:
-        sent[letter.phase, letter.owner, letter.hop] = texts(letter.elements)
+    def record(message: RoundMessage) -> None:
+        header = message.header
+        sent[header.phase, header.owner, header.hop] = rows_as_bytes(message.elements)
 
     found = relay([Member(party) for party in parties.values()], record)
     assert sent["first", "a", 1] == listed(ids["a"], s1)  # step 3
@@ -198,10 +195,10 @@ def test_nothing_is_left_after_the_end() -> None:
 
 def test_keys_are_fresh_for_every_session() -> None:
     one, two = (align([[1, 2], [2, 3]]) for _ in range(2))
-    assert not set(texts(one[0].universe)) & set(texts(two[0].universe))
+    assert not set(rows_as_bytes(one[0].universe)) & set(rows_as_bytes(two[0].universe))
 
 
 def test_what_was_revealed_is_reported() -> None:
-    found = align([[1, 2], [2, 3, 4]])
-    for each in found:
-        assert each.revealed() == {"p0": 2, "p1": 3, "aligned": 4}
+    for each in align([[1, 2], [2, 3, 4]]):
+        assert each.counts == {"p0": 2, "p1": 3}
+        assert len(each.universe) == 4

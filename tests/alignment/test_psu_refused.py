@@ -1,4 +1,4 @@
-"""Lists, letters and steps that a party of a handshake refuses."""
+"""Lists, messages and steps that a party of a handshake refuses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from rings import make_members
 
-from flower_vfl.alignment import ListError, Member, PsuParty, RoundMessage, make_group
+from flower_vfl.alignment.elements import ListError
+from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.messages import RoundMessage
+from flower_vfl.alignment.psu import PsuParty
+from flower_vfl.alignment.ring import Member
 from flower_vfl.errors import ConfigError, PartyError
 
 
 def at(phase: str, hop: int, owner: str) -> Callable[[RoundMessage], bool]:
-    return lambda each: (each.phase, each.hop, each.owner) == (phase, hop, owner)
+    def matches(message: RoundMessage) -> bool:
+        header = message.header
+        return (header.phase, header.hop, header.owner) == (phase, hop, owner)
+
+    return matches
 
 
 def run_with(
@@ -22,24 +30,24 @@ def run_with(
     where: Callable[[RoundMessage], bool],
     may_be_over: bool = False,
 ) -> list[Member]:
-    """Run three parties while one kind of letter is replaced; return the members."""
+    """Run three parties while one kind of message is replaced; return the members."""
     members = make_members([[1, 2, 3, 4], [3, 4, 5], [1, 9]])
     by_name = {member.name: member for member in members}
-    letters = [letter for member in members for letter in member.open()]
-    while letters:
+    messages = [message for member in members for message in member.start()]
+    while messages:
         following = []
-        for letter in letters:
-            for each in change(letter) if where(letter) else [letter]:
+        for message in messages:
+            for each in change(message) if where(message) else [message]:
                 try:
-                    following += by_name[each.receiver].take(each)
+                    following += by_name[each.header.receiver].receive(each)
                 except PartyError:
-                    receiver = by_name[each.receiver]
+                    receiver = by_name[each.header.receiver]
                     if not may_be_over:
-                        assert receiver.alignment is None
+                        assert receiver.aligned is None
                     assert receiver.party._keys is None
                     assert receiver.party._mine is None
                     raise
-        letters = following
+        messages = following
     return members
 
 
@@ -56,38 +64,38 @@ WHERE = [
 ]
 
 
-def with_elements(letter: RoundMessage, elements: np.ndarray) -> list[RoundMessage]:
-    return [replace(letter, elements=elements)]
+def with_elements(message: RoundMessage, elements: np.ndarray) -> list[RoundMessage]:
+    return [replace(message, elements=elements)]
 
 
-def identity(letter: RoundMessage) -> list[RoundMessage]:
-    changed = letter.elements.copy()
+def identity(message: RoundMessage) -> list[RoundMessage]:
+    changed = message.elements.copy()
     changed[0] = 0
-    return with_elements(letter, changed)
+    return with_elements(message, changed)
 
 
-def off_curve(letter: RoundMessage) -> list[RoundMessage]:
-    changed = letter.elements.copy()
+def off_curve(message: RoundMessage) -> list[RoundMessage]:
+    changed = message.elements.copy()
     changed[-1] = 255
-    return with_elements(letter, changed)
+    return with_elements(message, changed)
 
 
-def one_less(letter: RoundMessage) -> list[RoundMessage]:
-    return with_elements(letter, letter.elements[:-1])
+def one_less(message: RoundMessage) -> list[RoundMessage]:
+    return with_elements(message, message.elements[:-1])
 
 
-def repeated(letter: RoundMessage) -> list[RoundMessage]:
-    changed = letter.elements.copy()
+def repeated(message: RoundMessage) -> list[RoundMessage]:
+    changed = message.elements.copy()
     changed[1] = changed[0]
-    return with_elements(letter, changed)
+    return with_elements(message, changed)
 
 
-def twice(letter: RoundMessage) -> list[RoundMessage]:
-    return [letter, letter]
+def twice(message: RoundMessage) -> list[RoundMessage]:
+    return [message, message]
 
 
-def too_wide(letter: RoundMessage) -> list[RoundMessage]:
-    return with_elements(letter, np.repeat(letter.elements, 2, axis=1))
+def too_wide(message: RoundMessage) -> list[RoundMessage]:
+    return with_elements(message, np.repeat(message.elements, 2, axis=1))
 
 
 @pytest.mark.parametrize(
@@ -99,25 +107,27 @@ def test_a_bad_list_ends_the_handshake_and_names_the_sender(
 ) -> None:
     bad: list[RoundMessage] = []
 
-    def noting(letter: RoundMessage) -> list[RoundMessage]:
-        bad.append(letter)
-        return change(letter)
+    def noting(message: RoundMessage) -> list[RoundMessage]:
+        bad.append(message)
+        return change(message)
 
     if change is one_less and where[0] == "union":
         # the next party cannot know the size, but those that have seen it do
-        with pytest.raises(PartyError, match=r"5 universal ids instead of 6|lack some"):
+        with pytest.raises(
+            PartyError, match=r"universal ids are 5 instead of 6|have no universal"
+        ):
             run_with(noting, at(*where), may_be_over=True)
         return
     with pytest.raises(PartyError) as caught:
         run_with(noting, at(*where), may_be_over=change is twice)
-    assert caught.value.party == bad[0].sender
+    assert caught.value.party == bad[0].header.sender
     problem = {identity: "is the identity", off_curve: "canonical"}.get(change, "")
     assert problem in str(caught.value)
     assert "nothing of it was kept" in str(caught.value)
 
 
 def test_an_owner_cannot_announce_two_numbers() -> None:
-    with pytest.raises(PartyError, match="3 elements of 'p0', who has announced 4"):
+    with pytest.raises(PartyError, match="list of 'p0' has 3 elements; it announced 4"):
         run_with(one_less, at("blinded", 1, "p0"))
 
 
@@ -125,19 +135,19 @@ def test_a_list_is_not_raised_under_two_keys() -> None:
     """The list of the first round as the private list would link the two."""
     firsts: dict[str, RoundMessage] = {}
 
-    def swap(letter: RoundMessage) -> list[RoundMessage]:
-        if letter.phase == "first":
-            firsts[letter.owner] = letter
-            return [letter]
-        return [replace(letter, elements=firsts[letter.owner].elements)]
+    def swap(message: RoundMessage) -> list[RoundMessage]:
+        if message.header.phase == "first":
+            firsts[message.header.owner] = message
+            return [message]
+        return [replace(message, elements=firsts[message.header.owner].elements)]
 
     with pytest.raises(PartyError, match="raised before"):
-        run_with(swap, lambda letter: letter.hop == 1 and letter.owner != "")
+        run_with(swap, lambda each: each.header.hop == 1 and each.header.owner != "")
 
 
 def test_an_unsorted_list_is_refused() -> None:
-    def turned(letter: RoundMessage) -> list[RoundMessage]:
-        return with_elements(letter, letter.elements[::-1])
+    def turned(message: RoundMessage) -> list[RoundMessage]:
+        return with_elements(message, message.elements[::-1])
 
     for where in WHERE:
         if where[0] != "blinded":
@@ -148,11 +158,11 @@ def test_an_unsorted_list_is_refused() -> None:
 def test_private_elements_in_another_order_are_still_one_bijection() -> None:
     """It gives wrong pairs, which no check can see: parties are semi-honest."""
 
-    def turned(letter: RoundMessage) -> list[RoundMessage]:
-        return with_elements(letter, letter.elements[::-1])
+    def turned(message: RoundMessage) -> list[RoundMessage]:
+        return with_elements(message, message.elements[::-1])
 
     members = run_with(turned, at("blinded", 3, "p0"))
-    assert all(member.alignment is not None for member in members)
+    assert all(member.aligned is not None for member in members)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +171,7 @@ def test_private_elements_in_another_order_are_still_one_bijection() -> None:
         {"sender": "p2"},
         {"receiver": "p2"},
         {"owner": "p2"},
-        {"owner": "stranger"},
+        {"owner": "unknown"},
         {"owner": ""},
         {"hop": 2},
         {"hop": 0},
@@ -171,24 +181,25 @@ def test_private_elements_in_another_order_are_still_one_bijection() -> None:
         {"phase": "other"},
     ],
 )
-def test_a_letter_with_another_address_is_refused(changes: dict[str, object]) -> None:
+def test_a_message_with_another_header_is_refused(changes: dict[str, object]) -> None:
     members = make_members([[1, 2], [2, 3], [3]])
-    letter = members[0].open()[0]
-    members[1].open()
+    message = members[0].start()[0]
+    members[1].start()
     with pytest.raises(PartyError):
-        members[1].take(replace(letter, **changes))  # type: ignore[arg-type]
+        header = replace(message.header, **changes)  # type: ignore[arg-type]
+        members[1].receive(replace(message, header=header))
     with pytest.raises(PartyError, match="ended"):
-        members[1].take(letter)
+        members[1].receive(message)
 
 
 def test_no_list_is_raised_after_the_union() -> None:
     members = make_members([[1, 2], [2, 3]])
-    first, blinded = members[0].open()
-    members[1].open()
-    back = members[1].take(first)[0]
+    first, blinded = members[0].start()
+    members[1].start()
+    back = members[1].receive(first)[0]
     with pytest.raises(ListError, match="before all lists of 'p0'"):
         members[1].party.raise_union(back.elements)
-    members[1].take(blinded)
+    members[1].receive(blinded)
     members[1].party.raise_union(back.elements)
     with pytest.raises(ListError, match="a second first list"):
         members[1].party.raise_first("p0", blinded.elements)
@@ -196,10 +207,10 @@ def test_no_list_is_raised_after_the_union() -> None:
 
 def test_steps_belong_to_their_party() -> None:
     members = make_members([[1, 2], [2, 3]])
-    lists = members[0].open()
+    lists = members[0].start()
     with pytest.raises(ListError, match="merged by 'p0'"):
         members[1].party.collect("p0", lists[0].elements)
-    with pytest.raises(ListError, match="not yet a list of every party"):
+    with pytest.raises(ListError, match="cannot be merged before"):
         members[0].party.merge()
     with pytest.raises(ListError, match="already"):
         members[0].party.raise_union(lists[0].elements)
@@ -210,8 +221,8 @@ def test_steps_belong_to_their_party() -> None:
 
 
 @pytest.mark.parametrize("ring", [["a"], ["a", "a"], ["b", "c"]])
-def test_rings_that_are_none(ring: list[str]) -> None:
+def test_invalid_rings(ring: list[str]) -> None:
     with pytest.raises(ConfigError, match="two or more parties"):
         PsuParty("a", ring, [], make_group(), b"s")
-    with pytest.raises(ConfigError, match="name of its own"):
+    with pytest.raises(ConfigError, match="unique name"):
         PsuParty("a", ["a", "b"], [], make_group(), b"")

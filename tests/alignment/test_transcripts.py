@@ -1,4 +1,4 @@
-"""What the letters give away: sizes, and nothing that links ids, lists or phases."""
+"""What the messages give away: sizes, and nothing that links ids, lists or phases."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rings import align, make_members, texts
+from rings import align, make_members, relay, rows_as_bytes
 
-from flower_vfl.alignment import (
-    Elements,
-    Group,
-    PsiParty,
-    PsuParty,
-    RoundMessage,
-    encode_ids,
-    make_group,
-    relay,
-)
-from flower_vfl.alignment.elements import order_of
-from flower_vfl.alignment.modp import Modp, jacobi
+from flower_vfl.alignment import encode_ids
+from flower_vfl.alignment.elements import Elements, Group, order_of
+from flower_vfl.alignment.groups import Modp, jacobi, make_group
+from flower_vfl.alignment.messages import RoundMessage
+from flower_vfl.alignment.psi import PsiParty
+from flower_vfl.alignment.psu import PsuParty
 
 SETS = [
     [f"person-{n}" for n in r] for r in (range(0, 24), range(12, 30), range(20, 44))
@@ -31,9 +25,9 @@ SETS = [
 def recorded(
     sets: list[list[str]], kind: type[PsuParty] = PsuParty, group: str = "ristretto255"
 ) -> list[RoundMessage]:
-    letters: list[RoundMessage] = []
-    align(sets, kind, group, tap=letters.append)
-    return letters
+    messages: list[RoundMessage] = []
+    align(sets, kind, group, tap=messages.append)
+    return messages
 
 
 @pytest.mark.parametrize("kind", [PsuParty, PsiParty])
@@ -43,40 +37,40 @@ def test_no_id_no_hash_and_no_element_in_two_lists(
     kind: type[PsuParty], parties: int, group: str
 ) -> None:
     sets = SETS[:parties]
-    letters = recorded(sets, kind, group)
+    messages = recorded(sets, kind, group)
     made = make_group(group)
     every = sorted(set().union(*sets))
-    messages = encode_ids(every)
+    encoded = encode_ids(every)
     hashes = {
         text
         for context in (b"", b"session")
-        for text in texts(made.hash(messages, context))
+        for text in rows_as_bytes(made.hash(encoded, context))
     }
     seen: Counter[bytes] = Counter()
-    for letter in letters:
-        elements = texts(letter.elements)
+    for message in messages:
+        elements = rows_as_bytes(message.elements)
         blob = b"".join(elements)
         assert not any(name.encode() in blob for name in every)
         assert not hashes & set(elements)
         # the universal ids go to several; a complete list meets those of others
-        if letter.phase != "universe" and not complete(letter, parties):
+        if message.header.phase != "universe" and not complete(message, parties):
             seen.update(elements)
     assert seen and max(seen.values()) == 1
 
 
-def complete(letter: RoundMessage, parties: int) -> bool:
+def complete(message: RoundMessage, parties: int) -> bool:
     """Whether all have raised it: it is on its way to the merging party."""
-    return letter.phase == "first" and letter.hop == parties
+    return message.header.phase == "first" and message.header.hop == parties
 
 
 @pytest.mark.parametrize("parties", [2, 3])
 def test_each_receiver_sees_no_element_twice_but_the_merging_party(
     parties: int,
 ) -> None:
-    letters = recorded(SETS[:parties])
+    messages = recorded(SETS[:parties])
     for number in range(parties):
-        mine = [each for each in letters if each.receiver == f"p{number}"]
-        seen = Counter(text for each in mine for text in texts(each.elements))
+        mine = [each for each in messages if each.header.receiver == f"p{number}"]
+        seen = Counter(text for each in mine for text in rows_as_bytes(each.elements))
         if number or parties == 2:
             assert max(seen.values()) == 1
         else:  # it sees which parties share an id, but not the id
@@ -84,7 +78,7 @@ def test_each_receiver_sees_no_element_twice_but_the_merging_party(
 
 
 def test_order_does_not_depend_on_the_order_of_the_ids() -> None:
-    """The same keys and ids in two orders give the same letters, byte for byte."""
+    """The same keys and ids in two orders give the same messages, byte for byte."""
     shuffled = [random.Random(1).sample(ids, len(ids)) for ids in SETS]
     outcomes = []
     keys = None
@@ -94,9 +88,9 @@ def test_order_does_not_depend_on_the_order_of_the_ids() -> None:
             keys = [member.party._keys for member in members]
         for member, same in zip(members, keys, strict=True):
             member.party._keys = same
-        letters: list[RoundMessage] = []
-        relay(members, letters.append)
-        outcomes.append([each.elements.tobytes() for each in letters])
+        messages: list[RoundMessage] = []
+        relay(members, messages.append)
+        outcomes.append([each.elements.tobytes() for each in messages])
     assert outcomes[0] == outcomes[1]
 
 
@@ -118,8 +112,8 @@ def test_the_order_of_a_list_says_nothing_about_the_next() -> None:
 @pytest.mark.parametrize("bits", [2048, 3072])
 def test_jacobi_symbols_are_all_one(bits: int) -> None:
     prime = 2 * make_group(f"modp{bits}").order + 1
-    for letter in recorded([["a", "b", "c"], ["b", "c", "d"]], group=f"modp{bits}"):
-        for text in texts(letter.elements):
+    for message in recorded([["a", "b", "c"], ["b", "c", "d"]], group=f"modp{bits}"):
+        for text in rows_as_bytes(message.elements):
             assert jacobi(int.from_bytes(text, "big"), prime) == 1
 
 
@@ -133,13 +127,10 @@ def test_without_the_square_the_symbol_would_link() -> None:
 
 
 def test_sizes_are_all_that_depends_on_the_ids() -> None:
-    """Other ids with the same sizes and overlaps give letters of the same shapes."""
+    """Other ids with the same sizes and overlaps give messages of the same shapes."""
 
     def shapes(sets: list[list[str]]) -> list[tuple[object, ...]]:
-        return [
-            (each.phase, each.owner, each.hop, each.receiver, each.elements.shape)
-            for each in recorded(sets)
-        ]
+        return [(each.header, each.elements.shape) for each in recorded(sets)]
 
     renamed = [[name[::-1] + "!" for name in ids] for ids in SETS]
     assert shapes(SETS) == shapes(renamed)
@@ -174,11 +165,11 @@ def simulated(
         ("blinded", "p0", 2): group.power(universe[:mine], keys.blind),
     }
     outcome = []
-    for letter in real:
-        elements = lists[letter.phase, letter.owner, letter.hop]
-        if letter.phase != "blinded":
+    for message in real:
+        elements = lists[message.header.phase, message.header.owner, message.header.hop]
+        if message.header.phase != "blinded":
             elements = elements[order_of(elements)]
-        outcome.append(replace(letter, elements=elements))
+        outcome.append(replace(message, elements=elements))
     return outcome
 
 
@@ -186,20 +177,23 @@ def test_a_simulator_that_knows_only_sizes_gives_the_same_view() -> None:
     """p0 runs to its end with a peer that is random, and no marginal test differs."""
     members = make_members(SETS[:2])
     keys = members[0].party._keys
-    letters: list[RoundMessage] = []
-    real = relay(members, letters.append)["p0"]
-    view = [letter for letter in letters if letter.receiver == "p0"]
+    messages: list[RoundMessage] = []
+    real = relay(members, messages.append)["p0"]
+    view = [message for message in messages if message.header.receiver == "p0"]
 
     party = make_members(SETS[:2])[0]
     party.party._keys = keys
     fake = simulated(view, make_group(), party.party)
     assert [each.elements.shape for each in fake] == [e.elements.shape for e in view]
-    party.open()
-    sent = [letter for each in fake for letter in party.take(each)]
-    assert party.alignment is not None
-    assert party.alignment.revealed() == real.revealed()
-    replies = [each for each in letters if each.sender == "p0" and each.hop > 1]
-    union = [each for each in letters if each.phase == "union"]
+    party.start()
+    sent = [message for each in fake for message in party.receive(each)]
+    assert party.aligned is not None
+    assert party.aligned.counts == real.counts
+    assert len(party.aligned.universe) == len(real.universe)
+    replies = [
+        each for each in messages if each.header.sender == "p0" and each.header.hop > 1
+    ]
+    union = [each for each in messages if each.header.phase == "union"]
     assert Counter(each.elements.shape for each in sent) == Counter(
         each.elements.shape for each in [*replies, *union]
     )

@@ -27,7 +27,7 @@ from docs_cases import (
     table_of,
 )
 
-from flower_vfl.alignment import ristretto
+from flower_vfl.alignment import groups
 from flower_vfl.grids.resident import Limits, ResidentGrid
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.simulations.config import RunConfig
@@ -56,7 +56,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     # An alignment puts rows into a random order, and what is trained on them follows.
     drawn = random.Random(0)
     known = SimpleNamespace(randbelow=drawn.randrange, token_bytes=drawn.randbytes)
-    for drawing in (ristretto, aligning):
+    for drawing in (groups, aligning):
         monkeypatch.setattr(drawing, "secrets", known)
     module = ModuleType("documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)

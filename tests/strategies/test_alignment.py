@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from vertical_cases import StatelessGrid, WrappedGrid, losses
 
 from flower_vfl import LabelParty, in_process
-from flower_vfl.protocol import replay as sessions
+from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.protocol.messages import Verb, read
 
 
@@ -90,7 +90,7 @@ def test_where_only_the_node_state_survives(
     assert len({each.fingerprint for each in kept}) == 1
     parties = make_parties()
     for party, each in zip(parties, kept, strict=True):
-        party.place(sessions.RowIndex.from_alignment(each.alignment))
+        party.place(RowIndex.from_aligned_ids(each.aligned))
     check_rows(parties, method, 2)
     assert not secrets_of(grid)
 
@@ -134,7 +134,7 @@ def test_messages_are_bounded(relay_bytes: int) -> None:
     assert sum(sizes) > 10 * relay_bytes
 
 
-def test_all_parties_with_mail_are_asked_at_once() -> None:
+def test_all_parties_with_queued_chunks_are_asked_at_once() -> None:
     calls: list[int] = []
 
     class Counting(WrappedGrid):
@@ -148,18 +148,18 @@ def test_all_parties_with_mail_are_asked_at_once() -> None:
 
     with in_process(make_parties()) as grid:
         make_strategy(relay_bytes=1 << 20).connect(Counting(grid))
-    # begin, meet, 2n exchanges less those the merging party is alone in, finish, place
+    # begin, keys, 2n exchanges less those the merging party is alone in, finish, apply
     assert calls == [3, 3, 3, 3, 3, 1, 1, 2, 3, 3]
 
 
-def test_the_powers_that_are_announced_are_those_that_are_done(
+def test_the_announced_exponentiations_are_those_that_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flower_vfl.strategies import alignment as aligning
+    from flower_vfl.strategies import alignment as alignment
 
     bars = []
 
-    class Noting(aligning.AlignmentProgress):
+    class Noting(alignment.AlignmentProgress):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             bars.append(self)
@@ -169,7 +169,7 @@ def test_the_powers_that_are_announced_are_those_that_are_done(
             self.last = sum(self._done.values()), self.total(merged)
             assert self.last[0] <= self.last[1]
 
-    monkeypatch.setattr(aligning, "AlignmentProgress", Noting)
+    monkeypatch.setattr(alignment, "AlignmentProgress", Noting)
     for method in ("psu", "psi"):
         with in_process(make_parties()) as grid:
             make_strategy(method, padding=3).connect(grid)

@@ -34,12 +34,12 @@ def test_a_party_without_pins_and_trust_refuses() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (AlignmentSettings(pins={"label": b"1" * 32}), "need a private key"),
+        (AlignmentSettings(pins={"label": b"1" * 32}), "needs a private key"),
         (
             AlignmentSettings(Identity(), {"label": b"1" * 32, "passive-1": b"2" * 32}),
             "is not its own key",
         ),
-        (AlignmentSettings(Identity(), {}), "no public key of the party 'label'"),
+        (AlignmentSettings(Identity(), {}), "is pinned for the party 'label'"),
         (replace(TRUSTING, methods=("psi",)), "does not take part in 'psu', only in"),
         (replace(TRUSTING, normalise="upper"), "unknown normaliser 'upper'"),
     ],
@@ -89,7 +89,7 @@ def test_an_empty_intersection_is_an_error() -> None:
         assert not handshakes_of(grid)
 
 
-@pytest.mark.parametrize("stage", ["begin", "meet", "relay", "finish", "place"])
+@pytest.mark.parametrize("stage", ["begin", "keys", "relay", "finish", "apply"])
 def test_a_party_that_vanishes_is_named_with_the_phase(stage: str) -> None:
     gone: list[int] = []
 

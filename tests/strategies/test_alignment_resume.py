@@ -15,15 +15,16 @@ from vertical_cases import StatelessGrid, WrappedGrid, assert_equal, losses
 
 from flower_vfl import InProcessGrid, PartyError
 from flower_vfl.parties.checkpoints import DirectoryStore
-from flower_vfl.protocol import replay as sessions
+from flower_vfl.protocol import replay
 from flower_vfl.protocol.messages import Verb, read
+from flower_vfl.strategies import Checkpoints
 
 
 def start(folder: Path, stages: list[str] | None = None, **options: Any) -> Any:
     """Run in new parties with checkpoints in a folder; return result and parties."""
-    given = {"checkpoint_every": 2, "state_dir": folder, "keep_final": True}
+    checkpoints = Checkpoints(every=2, folder=folder, keep_final=True)
     rounds, resume = options.pop("rounds", 1), options.pop("resume", False)
-    strategy = make_strategy(options.pop("method", "psu"), **{**given, **options})
+    strategy = make_strategy(**{"checkpoints": checkpoints, **options})
     inner = InProcessGrid(make_app(), 3, {"state-dir": str(folder)})
 
     def note(message: Message) -> None:
@@ -40,7 +41,7 @@ def test_a_resumed_run_goes_on_with_the_same_rows(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     stages: list[str] = []
     second, after = start(tmp_path / "one", stages, rounds=3, resume=True)
-    assert stages == ["place"] * 3  # no new handshake
+    assert stages == ["apply"] * 3  # no new handshake
     for name, party in before.items():
         assert torch.equal(party.row_index.local, after[name].row_index.local)
     assert losses(second)[1] == losses(first)[1]
@@ -67,10 +68,10 @@ def test_resuming_without_a_common_alignment_is_an_error(tmp_path: Path) -> None
     start(tmp_path / "two")
     file = tmp_path / "one" / "passive-2" / "alignment.pt"
     file.unlink()
-    with pytest.raises(PartyError, match="'passive-2': has kept no alignment"):
+    with pytest.raises(PartyError, match="'passive-2': has saved no alignment"):
         start(tmp_path / "one", resume=True)
     shutil.copy(tmp_path / "two" / "passive-2" / "alignment.pt", file)
-    with pytest.raises(PartyError, match="'passive-2': has kept another alignment"):
+    with pytest.raises(PartyError, match="'passive-2': has saved another alignment"):
         start(tmp_path / "one", resume=True)
 
 
@@ -84,13 +85,13 @@ def test_resuming_with_another_method_is_an_error(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_alignment_is_refused(tmp_path: Path) -> None:
     """A newer run has aligned anew and ended before its first checkpoint."""
     start(tmp_path)
-    start(tmp_path, checkpoint_every=0, keep_final=False)
+    start(tmp_path, checkpoints=Checkpoints(folder=tmp_path))
     with pytest.raises(PartyError, match=r"was made with.*alignment"):
         start(tmp_path, resume=True)
 
 
 def test_a_party_that_lost_its_memory_comes_back_to_its_rows(tmp_path: Path) -> None:
-    strategy = make_strategy(checkpoint_every=1)
+    strategy = make_strategy(checkpoints=Checkpoints(every=1))
     inner = InProcessGrid(make_app(), 3, {"state-dir": str(tmp_path)})
     stages: list[str] = []
     steps = {"forward": 0}
@@ -102,12 +103,12 @@ def test_a_party_that_lost_its_memory_comes_back_to_its_rows(tmp_path: Path) -> 
         steps["forward"] += kind == Verb.FORWARD
         if steps["forward"] == 4 and message.metadata.dst_node_id == 3:
             steps["forward"] += 1
-            sessions.sessions.pop((inner.run.run_id, 3))
+            replay.sessions.pop((inner.run.run_id, 3))
 
     result = strategy.start(WrappedGrid(inner, forget_once), num_rounds=2)
     assert set(losses(result)) == {1, 2}
     assert stages.count("begin") == 3
-    assert stages.count("place") == 6  # once after the handshake, once when it was back
+    assert stages.count("apply") == 6  # once after the handshake, once when it was back
 
 
 @pytest.mark.parametrize("choose", [lambda count: -1, lambda count: count % 2])

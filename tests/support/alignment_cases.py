@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import context_from_proto, context_to_proto
-from strategy_cases import build_strategy
 from torch import nn
 from vertical_cases import StatelessGrid
 
@@ -23,10 +22,11 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.alignment import AlignmentSettings
-from flower_vfl.alignment.handshake import KeptAlignment
+from flower_vfl.alignment.handshake import SavedAlignment
 from flower_vfl.parties.base import Party
-from flower_vfl.protocol import replay as sessions
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.parties.checkpoints import open_store
+from flower_vfl.protocol import replay
+from flower_vfl.strategies import Alignment, Checkpoints, VerticalStrategy
 
 IDS: list[list[object]] = [
     [f"person-{n}" for n in numbers]
@@ -71,9 +71,22 @@ def make_app(
     return vertical_client_app(party, party, alignment=aligning)
 
 
-def make_strategy(method: str = "psu", **options: Any) -> VerticalStrategy:
-    given = {"batch_size": 16, "seed": 3, "progress": False, "relay_bytes": 400}
-    return build_strategy(method=method, **{**given, **options})
+def make_strategy(
+    method: str = "psu",
+    *,
+    group: str = "ristretto255",
+    padding: int = 0,
+    relay_bytes: int = 400,
+    checkpoints: Checkpoints | None = None,
+) -> VerticalStrategy:
+    alignment = Alignment(method, group=group, padding=padding, relay_bytes=relay_bytes)
+    return VerticalStrategy(
+        batch_size=16,
+        seed=3,
+        progress=False,
+        alignment=alignment,
+        checkpoints=checkpoints or Checkpoints(),
+    )
 
 
 def ids_by_row(party: Party) -> dict[int, object]:
@@ -101,13 +114,13 @@ def check_rows(parties: Sequence[Party], method: str, padding: int) -> None:
 
 
 def state_of(grid: StatelessGrid, node: int) -> Any:
-    kind = type(context_to_proto(Context(0, 0, {}, sessions.RecordDict(), {})))
+    kind = type(context_to_proto(Context(0, 0, {}, RecordDict(), {})))
     return context_from_proto(kind.FromString(grid.contexts[node])).state
 
 
-def alignment_of(grid: StatelessGrid, node: int) -> KeptAlignment:
-    kept = KeptAlignment.load(
-        sessions.open_store(Context(0, node, {}, state_of(grid, node), {}), "party")
+def alignment_of(grid: StatelessGrid, node: int) -> SavedAlignment:
+    kept = SavedAlignment.load(
+        open_store(Context(0, node, {}, state_of(grid, node), {}), "party")
     )
     assert kept is not None
     return kept
@@ -127,6 +140,6 @@ def secrets_of(grid: StatelessGrid) -> list[int]:
 def handshakes_of(grid: InProcessGrid) -> list[object]:
     """Return the handshakes that live behind a grid."""
     run = grid.run.run_id
-    live = [s for key, s in sessions.sessions.items() if key[0] == run]
+    live = [s for key, s in replay.sessions.items() if key[0] == run]
     assert live
     return [s.handshake for s in live if s.handshake or s.saved_handshake]

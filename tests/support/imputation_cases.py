@@ -9,14 +9,20 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from strategy_cases import build_strategy
 from vertical_cases import ROWS, bottom, features, make_label
 
-from flower_vfl import InProcessGrid, LabelParty, PassiveParty, vertical_client_app
-from flower_vfl.parties.imputation.row_index import RowIndex
-from flower_vfl.strategies import VerticalResult, VerticalStrategy
+from flower_vfl import (
+    Imputation,
+    InProcessGrid,
+    LabelParty,
+    PassiveParty,
+    vertical_client_app,
+)
+from flower_vfl.parties.imputation import RowIndex
+from flower_vfl.strategies import Checkpoints, VerticalResult, VerticalStrategy
 
 UNION = 80  # rows of all parties together, some of them nobody's
+REPEATABLE = Imputation(secret=7)
 SHARES = {"label": 0.75, "passive-1": 0.75, "passive-2": 0.75}
 
 
@@ -28,20 +34,21 @@ def row_index(number: int, held: int = ROWS) -> RowIndex:
     return RowIndex(torch.from_numpy(local), SHARES)
 
 
-def placed_app(
-    label: dict[str, Any] | None = None, passive: dict[str, Any] | None = None
+def aligned_app(
+    label: Imputation = REPEATABLE, passive: Imputation = REPEATABLE, **options: Any
 ) -> ClientApp:
     """Return an app whose parties have been aligned, with dropout and batch norm."""
 
     def make(context: Context) -> PassiveParty:
         number = int(context.node_config["partition-id"])
-        options = {"secret": 7, **(passive or {})}
-        party = PassiveParty(features(number), bottom(), device="cpu", **options)
+        party = PassiveParty(
+            features(number), bottom(), device="cpu", imputation=passive
+        )
         party.place(row_index(number))
         return party
 
     def active(context: Context) -> LabelParty:
-        party = make_label(context, **{"secret": 7, **(label or {})})
+        party = make_label(context, imputation=label, **options)
         party.place(row_index(0))
         return party
 
@@ -49,8 +56,14 @@ def placed_app(
 
 
 def strategy(**options: Any) -> VerticalStrategy:
-    settings = {"batch_size": 16, "seed": 3, "keep_final": True, "threads": 1}
-    return build_strategy(**{**settings, "progress": False, **options})
+    every = options.pop("every", 0)
+    return VerticalStrategy(
+        **{"batch_size": 16, **options},
+        seed=3,
+        threads=1,
+        progress=False,
+        checkpoints=Checkpoints(every=every, keep_final=True),
+    )
 
 
 def start(app: ClientApp, folder: Path, **options: Any) -> VerticalResult:

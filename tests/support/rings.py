@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from flower_vfl.alignment import (
-    Alignment,
-    Elements,
-    Group,
-    Member,
-    PsuParty,
-    RoundMessage,
-    encode_ids,
-    make_group,
-    relay,
-)
-from flower_vfl.alignment.elements import Progress
+from flower_vfl.alignment import AlignedIds, Identity, encode_ids
+from flower_vfl.alignment.channel import SecureChannel
+from flower_vfl.alignment.elements import Elements, Group, Progress
+from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.messages import HandshakeConfig, Header, RoundMessage
+from flower_vfl.alignment.psu import PsuParty
+from flower_vfl.alignment.ring import Member
+
+NAMES = ("a", "b", "c")
+CONFIG = HandshakeConfig(b"s" * 16, "psu", "ristretto255", NAMES, 0, 1 << 20)
+AGREED = CONFIG.agreed()
+HEADER = Header("first", "a", 1, "a", "b", 3)
 
 
 class Counting(Group):
@@ -71,17 +72,56 @@ def make_members(
     ]
 
 
+def relay(
+    members: Sequence[Member], tap: Callable[[RoundMessage], None] | None = None
+) -> dict[str, AlignedIds]:
+    """Return the aligned ids of every party; the tap sees every message."""
+    by_name = {member.name: member for member in members}
+    messages = [message for member in members for message in member.start()]
+    while messages:
+        following: list[RoundMessage] = []
+        for message in messages:
+            if tap:
+                tap(message)
+            following += by_name[message.header.receiver].receive(message)
+        messages = following
+    found = {member.name: member.aligned for member in members}
+    assert None not in found.values()
+    return found  # type: ignore[return-value]
+
+
 def align(
     sets: Sequence[Sequence[object]],
     kind: type[PsuParty] = PsuParty,
     group: str = "ristretto255",
     padding: int = 0,
     tap: Callable[[RoundMessage], None] | None = None,
-) -> list[Alignment]:
-    """Return the alignment of each party."""
+) -> list[AlignedIds]:
+    """Return the aligned ids of each party."""
     return [*relay(make_members(sets, kind, group, padding), tap).values()]
 
 
-def texts(elements: Elements) -> list[bytes]:
+def rows_as_bytes(elements: Elements) -> list[bytes]:
     """Return the elements one by one."""
     return [row.tobytes() for row in elements]
+
+
+def make_channels(
+    names: Sequence[str] = NAMES, session: bytes = b"session", **changes: Any
+) -> dict[str, SecureChannel]:
+    """Return channels of parties that pinned each other and exchanged keys."""
+    identities = {name: Identity() for name in names}
+    channels = {
+        name: SecureChannel(
+            name,
+            session,
+            changes.get(name, AGREED),
+            identities[name],
+            {n: each.public for n, each in identities.items() if n != name},
+        )
+        for name in names
+    }
+    hellos = [each.hello() for each in channels.values()]
+    for each in channels.values():
+        each.exchange_keys(hellos)
+    return channels

@@ -1,22 +1,21 @@
-"""Undoing what synthetic data does to predicted probabilities.
+"""Calibration: undoes the effect of synthetic data on predicted probabilities.
 
 Sun et al., FLORIST, appendices E to G (after Chapelle et al., Simple and Scalable
 Response Prediction for Display Advertising). https://arxiv.org/abs/2106.05508
 
-Where every label is real, but the features of a share of the rows belong to somebody
-else, the model learns a mixture of D(y|x) and the frequencies π. Where labels are
-missing too, a share of them is synthetic. With c the share of rows that everybody
-holds, p the share with a real label, and s the distribution of synthetic labels:
+With synthetic features in some rows, the model learns a mixture of D(y|x) and the class
+frequencies π. With synthetic labels, it also learns their distribution s. With c the
+share of rows that all parties hold, and p the share with a real label,
 
     D'(y|x) = c·D(y|x) + (p − c)·π + (1 − p)·s
 
-For majority labels of a rare positive class s = 0, and with parties that hold rows
-independently of each other c = p_a·p_p: the paper's equation 3. Labels drawn by the
-model's own prediction (``random_pred``) have s = D', so that p cancels out:
+For majority labels of a rare positive class s = 0, and if parties hold rows
+independently of each other c = p_a·p_p: the paper's equation 3. Labels drawn from the
+model's own prediction (``random_pred``) have s = D', and p cancels out:
 
     D'(y|x) = (c/p)·D(y|x) + (1 − c/p)·π
 
-All of it assumes that whether a row is held says nothing about its label, and is exact
+This assumes that whether a party holds a row does not depend on the label. It is exact
 for one passive party. With several, rows of which only some features are real count as
 rows with synthetic features.
 """
@@ -47,9 +46,8 @@ def mixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
 def unmixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
     """Return D = (D' − offset)/weight as probabilities.
 
-    A model is not exact, and what it predicts may lie outside of what a mixture can be.
-    To cut that off would make ties of many rows. Values below 0.001 are bent by a
-    hyperbola instead, which stays above 0 and keeps the order of the rows.
+    Predictions may lie outside of the mixture, and clipping them would make ties. A
+    hyperbola bends values below 0.001 instead: it stays above 0 and keeps the order.
     """
     inverse = (probabilities - offset.to(probabilities)) / weight
     low = _BEND**2 / (2 * _BEND - inverse.clamp_max(_BEND))
@@ -59,25 +57,18 @@ def unmixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How predicted probabilities change when rows are synthetic, and when to undo it.
+    """The effect of synthetic rows on probabilities, and when it is undone.
 
-    Parameters
-    ----------
-    when : {"te", "tr"}
-        ``"te"``: the model learns D' and predictions are turned into D. ``"tr"``: the
-        model learns D, which is turned into D' in the loss.
-    weight : float
-        Share of rows that are wholly real, the factor of D.
-    offset : Tensor
-        What the other rows add to each class.
+    With ``when="te"`` the model learns D', and predictions are converted to D. With
+    ``"tr"`` the model learns D, which the loss converts to D'.
     """
 
     when: When
-    weight: float
-    offset: Tensor
+    weight: float  # c: share of rows that are real at all parties
+    offset: Tensor  # what the other rows add to each class
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be undone."""
+        """Refuse a mixture that cannot be undone."""
         if self.when not in WHEN:
             raise unknown_name("calibration", self.when, WHEN)
         if not self.weight > 0.0:
@@ -102,13 +93,13 @@ class Calibration:
         return cls(when, complete, offset)
 
     def to_real(self, probabilities: Tensor) -> Tensor:
-        """Return D for a model that learned D', or what a model says that learned D."""
+        """Return D from the probabilities that the model predicts."""
         if self.when == "tr":
             return probabilities
         return self._by_class(unmixed, probabilities)
 
     def to_mixture(self, probabilities: Tensor) -> Tensor:
-        """Return D', what the loss compares with labels."""
+        """Return D', which the loss compares with labels."""
         if self.when == "te":
             return probabilities
         return self._by_class(mixed, probabilities)

@@ -1,12 +1,12 @@
-"""What a party sends for rows of the union whose features it does not hold.
+"""Synthetic embeddings for aligned rows whose features a party does not hold.
 
 Sun et al., Vertical Federated Learning without Revealing Intersection Membership
 (FLORIST), section 2.4 and 3.2. https://arxiv.org/abs/2106.05508
 
 Draws come from a secret of the party: whoever could repeat them would know which rows
-are synthetic. A row keeps its stand-in for the whole run by default. A new one at every
-visit would be seen by comparing two epochs: the embedding of a real row drifts with the
-model, that of a synthetic one would jump.
+are synthetic. By default a row keeps its synthetic features for the whole run. With new
+ones in every epoch, its embedding would jump between epochs, while the embedding of a
+real row drifts with the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Averages = tuple[Tensor, Tensor]  # mean and standard deviation of every entry
 
 
 def draw_donors(count: int, pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return rows of a pool in random order, none a second time before all were used."""
+    """Return random rows of a pool, each again only after all others."""
     rounds = [
         torch.randperm(len(pool), generator=generator)
         for _ in range(math.ceil(count / len(pool)))
@@ -59,16 +59,16 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A batch of aligned rows that a party is asked for."""
+class AlignedBatch:
+    """Aligned rows to embed."""
 
     rows: Tensor
-    at: tuple[int | str, ...]
+    at: tuple[int | str, ...]  # seeds what is drawn for this batch
     training: bool
 
 
-class FeatureFill(ABC):
-    """Makes embeddings of rows of which a party may not hold all."""
+class FeatureSynthesizer(ABC):
+    """Embeds aligned rows, and makes synthetic embeddings for missing ones."""
 
     def __init__(self) -> None:
         self._local = torch.empty(0, dtype=torch.int64)
@@ -76,11 +76,11 @@ class FeatureFill(ABC):
         self._secret = 0
 
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
-        """Take note of what the party holds; called before the first batch."""
+        """Set the rows that the party holds; called before the first batch."""
         if not len(pool) and bool((local < 0).any()):
             raise ConfigError(
-                "it holds none of the training rows, so that nothing can stand in for "
-                "those it does not hold"
+                "it holds none of the training rows, and so cannot make synthetic "
+                "features from them"
             )
         self._local, self._pool, self._secret = local, pool, secret
 
@@ -88,29 +88,29 @@ class FeatureFill(ABC):
         return noise_generator(self._secret, "features", *at)
 
     @abstractmethod
-    def embed(self, visit: Visit, run: RunModel) -> Tensor:
+    def embed(self, batch: AlignedBatch, run: RunModel) -> Tensor:
         """Return one embedding for each row of a batch."""
 
-    def commit(self) -> None:  # noqa: B027  # most learn nothing
-        """Keep what the last training batch taught; its step is complete."""
+    def commit(self) -> None:  # noqa: B027  # most have no state
+        """Update the state after a completed training step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what training changes, as of the last completed step."""
+        """Return the state as of the last completed step."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take over a saved state."""
+        """Load a saved state."""
 
 
-class Sampling(FeatureFill):
-    """The features of a random real row, through the model and trained like any other."""
+class Sampling(FeatureSynthesizer):
+    """The features of a random real row, which the model embeds and trains on."""
 
     def __init__(self, fixed: bool = True) -> None:
         super().__init__()
         self.fixed = fixed
 
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
-        """Take note of what the party holds, and choose the stand-ins."""
+        """Set the rows that the party holds, and draw a donor for each missing one."""
         super().fit(local, pool, secret)
         if self.fixed:
             self._local = self._filled(local, self._generator("rows"))
@@ -123,45 +123,45 @@ class Sampling(FeatureFill):
             0, absent, draw_donors(len(absent), self._pool, generator)
         )
 
-    def embed(self, visit: Visit, run: RunModel) -> Tensor:
+    def embed(self, batch: AlignedBatch, run: RunModel) -> Tensor:
         """Return one embedding for each row of a batch."""
-        local = self._local.index_select(0, visit.rows)
-        return run(self._filled(local, self._generator(*visit.at)))
+        local = self._local.index_select(0, batch.rows)
+        return run(self._filled(local, self._generator(*batch.at)))
 
 
-class _Drawn(FeatureFill):
-    """Embeddings that are drawn, without features; their gradient trains nothing."""
+class _RandomEmbeddings(FeatureSynthesizer):
+    """Embeddings drawn at random, whose gradient is not used."""
 
-    def embed(self, visit: Visit, run: RunModel) -> Tensor:
+    def embed(self, batch: AlignedBatch, run: RunModel) -> Tensor:
         """Return one embedding for each row of a batch."""
-        local = self._local.index_select(0, visit.rows)
+        local = self._local.index_select(0, batch.rows)
         held = (local >= 0).nonzero().flatten()
         if len(held) == len(local):
             output = run(local)
-            self._note(output.detach(), visit.training)
+            self._record(output.detach(), batch.training)
             return output
-        generator = self._generator(*visit.at)
+        generator = self._generator(*batch.at)
         own = local[held]
         if len(own) < 2:  # batch normalisation cannot train on one row
             others = max(2, len(local)) - len(own)
             own = torch.cat([own, draw_donors(others, self._pool, generator)])
         real = run(own)
-        self._note(real.detach(), visit.training)
+        self._record(real.detach(), batch.training)
         drawn = self._draw(len(local), real.detach(), generator)
         return drawn.index_copy(0, held, real[: len(held)])
 
-    def _note(self, real: Tensor, training: bool) -> None:
-        """Take note of the real embeddings of a batch."""
+    def _record(self, real: Tensor, training: bool) -> None:
+        """Record the real embeddings of a batch."""
 
     @abstractmethod
     def _draw(self, count: int, real: Tensor, generator: torch.Generator) -> Tensor:
         """Return so many embeddings."""
 
 
-class Gaussian(_Drawn):
+class Gaussian(_RandomEmbeddings):
     """Embeddings of N(0, s/d · max‖f‖² · I), f the real ones of the batch.
 
-    Easily told from real ones; it is here for comparison.
+    An attack detects them easily; use it for comparison.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -174,10 +174,10 @@ class Gaussian(_Drawn):
         return gaussian_embeddings(count, real, generator, self.scale)
 
 
-class Random(_Drawn):
-    """Embeddings of the moving mean and standard deviation of real ones.
+class Random(_RandomEmbeddings):
+    """Embeddings with the moving mean and standard deviation of real ones.
 
-    Easily told from real ones; it is here for comparison.
+    An attack detects them easily; use it for comparison.
     """
 
     def __init__(self, momentum: float = 0.1) -> None:
@@ -186,9 +186,9 @@ class Random(_Drawn):
             raise ConfigError(f"momentum must be above 0 and up to 1, got {momentum}")
         self.momentum = momentum
         self._moving: Averages | None = None  # after the last completed step
-        self._next: Averages | None = None  # with the batch in hand
+        self._next: Averages | None = None  # with the current batch
 
-    def _note(self, real: Tensor, training: bool) -> None:
+    def _record(self, real: Tensor, training: bool) -> None:
         self._next = self._moving
         if not training and self._moving is not None:
             return
@@ -199,16 +199,16 @@ class Random(_Drawn):
         self._next = mean, deviation
 
     def _draw(self, count: int, real: Tensor, generator: torch.Generator) -> Tensor:
-        assert self._next is not None  # _note was called before
+        assert self._next is not None  # _record was called before
         return random_embeddings(count, *self._next, generator)
 
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
-        """Take note of what the party holds, and begin anew."""
+        """Set the rows that the party holds, and reset the averages."""
         super().fit(local, pool, secret)
         self._moving = self._next = None
 
     def commit(self) -> None:
-        """Keep the averages of the last training batch."""
+        """Update the averages after a completed training step."""
         self._moving = self._next
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,27 +216,20 @@ class Random(_Drawn):
         return {} if self._moving is None else {"moving": list(self._moving)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Load a saved state."""
         device, moving = self._local.device, state.get("moving")
         self._moving = None
         if moving is not None:
             self._moving = moving[0].to(device), moving[1].to(device)
 
 
-FEATURE_STAND_INS: dict[str, Callable[..., FeatureFill]] = {
+FEATURE_SYNTHESIZERS: dict[str, Callable[..., FeatureSynthesizer]] = {
     "sampling": Sampling,
     "gaussian": Gaussian,
     "random": Random,
 }
 
 
-def build_feature_fill(text: str) -> FeatureFill:
-    """Return a strategy for missing features by name.
-
-    Parameters
-    ----------
-    text : str
-        A name of :data:`FEATURE_STAND_INS`, perhaps with parameters, e.g.
-        ``"sampling:fixed=false"``.
-    """
-    return build_from_spec("stand-in for features", text, FEATURE_STAND_INS)
+def build_feature_synthesizer(text: str) -> FeatureSynthesizer:
+    """Return a synthesizer by name, e.g. ``"sampling:fixed=false"``."""
+    return build_from_spec("kind of synthetic features", text, FEATURE_SYNTHESIZERS)

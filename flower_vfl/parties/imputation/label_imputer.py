@@ -1,4 +1,4 @@
-"""The label party on the union: labels for every batch, and calibration."""
+"""Labels of aligned rows at the label party, and calibration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from flower_vfl.objectives import Objective
 from flower_vfl.randomness import noise_generator
 
 from .calibration import WHEN, Calibration, When
-from .draws import class_counts
 from .feature_imputer import FeatureImputer
-from .labels import Lacking, RandomPred, build_label_fill, refuse_task
+from .labels import (
+    RandomPred,
+    UnlabelledBatch,
+    build_label_synthesizer,
+    class_counts,
+    refuse_task,
+)
 from .row_index import RowIndex
 
 
@@ -26,17 +31,17 @@ from .row_index import RowIndex
 class BatchLabels:
     """Labels of a training batch."""
 
-    used: Tensor
+    used: Tensor  # class numbers, shares of classes, or values
     classes: Tensor
-    real: Tensor | None = None
+    real: Tensor | None = None  # which of them are real; None if all are
 
 
 class LabelImputer:
-    """Labels of the rows of a run, of which the label party may not hold all."""
+    """Returns the labels of the rows of a run and imputes missing ones."""
 
-    def __init__(self, place: FeatureImputer, labels: str, calibration: str) -> None:
-        self._place = place
-        self.imputer = build_label_fill(labels)
+    def __init__(self, rows: FeatureImputer, labels: str, calibration: str) -> None:
+        self._rows = rows
+        self._synthesizer = build_label_synthesizer(labels)
         if calibration and calibration not in WHEN:
             raise unknown_name("calibration", calibration, WHEN)
         self._when = cast(When, calibration)
@@ -52,19 +57,19 @@ class LabelImputer:
         parties: Iterable[str],
         name: str,
     ) -> None:
-        """Get ready for a run, once the place is settled."""
+        """Fit the synthesizer to the training rows, after the feature imputer."""
         objective.calibration = None
-        self._own, row_index = own, self._place.row_index
+        self._own, row_index = own, self._rows.row_index
         if row_index is None:
             return
-        numbers = self._place.local[training]
+        numbers = self._rows.local[training]
         self._known = own[numbers[numbers >= 0]]
         classes = int(getattr(objective, "classes", 2))
         self._classes = 0 if objective.task == "regression" else classes
         try:
             if len(self._known) < len(training):
                 self._check(objective)
-            self.redraw()
+            self._fit_synthesizer()
             if self._when:
                 labelled = len(self._known) / len(training)
                 complete = complete_share(row_index, parties, labelled)
@@ -73,35 +78,34 @@ class LabelImputer:
             raise PartyError(name, str(error), "Correct this setting") from error
 
     def _check(self, objective: Objective) -> None:
-        """Refuse what does not work with missing labels."""
-        refuse_task(self.imputer, objective.task)
+        """Refuse settings that do not work with missing labels."""
+        refuse_task(self._synthesizer, objective.task)
         kind = type(objective).__name__
         if objective.by_row:
             raise ConfigError(
-                f"{kind} has to know the label of every row, and some are missing; use "
+                f"{kind} needs the label of every row, and some are missing; use "
                 "cross-entropy or gafm"
             )
-        if self.imputer.samples > 1 and not objective.takes_shares:
+        if self._synthesizer.samples > 1 and not objective.takes_shares:
             raise ConfigError(
                 f"{kind} does not take labels that are averages of several draws; use "
                 "samples=1, or cross-entropy"
             )
         if not len(self._known):
             raise ConfigError(
-                "it holds none of the training rows, so that there is no label to "
-                "learn from"
+                "it holds none of the training rows, and so has no label to learn from"
             )
 
-    def redraw(self) -> None:
-        """Draw what holds for the whole run; again when the secret has changed."""
-        row_index = self._place.row_index
+    def _fit_synthesizer(self) -> None:
+        """Draw the labels of the whole run, again when the secret has changed."""
+        row_index = self._rows.row_index
         if row_index is not None and len(self._known):
-            self.imputer.fit(
+            self._synthesizer.fit(
                 self._known, self._classes, row_index.rows, self._generator("rows")
             )
 
     def _generator(self, *at: int | str) -> torch.Generator:
-        return noise_generator(self._place.secret, "labels", *at)
+        return noise_generator(self._rows.secret, "labels", *at)
 
     def _calibrate(
         self, objective: Objective, labelled: float, complete: float
@@ -113,20 +117,20 @@ class LabelImputer:
             )
         counts = class_counts(self._known, self._classes).double()
         frequencies = counts / counts.sum()
-        synthetic = self.imputer.shares_of(frequencies)
-        drawn = isinstance(self.imputer, RandomPred)
+        synthetic = self._synthesizer.class_shares(frequencies)
+        drawn = isinstance(self._synthesizer, RandomPred)
         if labelled == 1.0:  # there are no synthetic labels
             synthetic, drawn = torch.zeros_like(frequencies), False
         if synthetic is None and not drawn:
             raise ConfigError(
-                "it is not known how often each class is a synthetic label of the kind "
-                f"{type(self.imputer).__name__}, so that predictions cannot be "
-                "calibrated; use majority, minority, random_pos or random_pred"
+                "predictions cannot be calibrated, because the class shares of "
+                f"synthetic labels of the kind {type(self._synthesizer).__name__} are "
+                "unknown; use majority, minority, random_pos or random_pred"
             )
         return Calibration.of(self._when, labelled, complete, frequencies, synthetic)
 
     def state_dict(self, objective: Objective) -> dict[str, Any]:
-        """Return the calibration, for a party that only predicts; nothing if none."""
+        """Return the calibration, for a party that only predicts; empty without one."""
         known = objective.calibration
         if known is None:
             return {}
@@ -134,14 +138,10 @@ class LabelImputer:
         return {"calibration": state}
 
     def load_state_dict(self, state: dict[str, Any], objective: Objective) -> None:
-        """Take over a saved calibration, and draw anew from the saved secret."""
+        """Load a saved calibration, and draw again from the saved secret."""
         if "calibration" in state:
             objective.calibration = Calibration(**state["calibration"])
-        self.redraw()
-
-    def local(self, rows: Tensor) -> Tensor:
-        """Return the own numbers of rows, -1 where there is none."""
-        return rows if self._place.row_index is None else self._place.local[rows]
+        self._fit_synthesizer()
 
     def batch(
         self,
@@ -150,18 +150,15 @@ class LabelImputer:
         expect: Callable[[], Tensor],
         join: Callable[[], Tensor],
     ) -> BatchLabels:
-        """Return the labels of a training batch."""
-        if self._place.row_index is None:
-            labels = self._own.index_select(0, rows)
-            return BatchLabels(labels, labels)
-        numbers = self._place.local.index_select(0, rows)
+        """Return the labels of a training batch of aligned rows."""
+        numbers = self._rows.local.index_select(0, rows)
         absent = (numbers < 0).nonzero().flatten()
         labels = self._own.index_select(0, numbers.clamp_min(0))
         if not len(absent):
             return BatchLabels(labels, labels)
         generator = self._generator("step", step)
-        lacking = Lacking(rows, labels, absent, expect, join, generator)
-        filled = self.imputer.fill(lacking).to(labels.device)
+        unlabelled = UnlabelledBatch(rows, labels, absent, expect, join, generator)
+        filled = self._synthesizer.synthesize(unlabelled).to(labels.device)
         if filled.dim() == 2:
             shares = F.one_hot(labels, self._classes).to(filled)
             shares = shares.index_copy(0, absent, filled)
@@ -171,17 +168,17 @@ class LabelImputer:
         return BatchLabels(used, hard, numbers >= 0)
 
     def labelled(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the own numbers of rows that have a label, and which these are."""
-        if self._place.row_index is None:
+        """Return the own rows of aligned rows with a label, and which these are."""
+        if self._rows.row_index is None:
             return rows, None
-        numbers = self._place.local[rows]
+        numbers = self._rows.local[rows]
         return numbers[numbers >= 0], (numbers >= 0).cpu()
 
 
 def complete_share(
     row_index: RowIndex, parties: Iterable[str], labelled: float
 ) -> float:
-    """Return the share of rows that everybody holds, as far as sizes tell it."""
+    """Return the share of rows that all parties hold, estimated from sizes."""
     if row_index.common is not None:
         return min(row_index.common, labelled)
     return labelled * prod(row_index.shares.get(party, 1.0) for party in parties)

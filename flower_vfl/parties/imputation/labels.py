@@ -1,15 +1,15 @@
-"""What the label party trains on for rows of the union whose labels it does not hold.
+"""Synthetic labels for aligned rows whose labels the label party does not hold.
 
 Sun et al., FLORIST, section 3.1 and appendix H. https://arxiv.org/abs/2106.05508
 
-``majority`` and ``minority`` take one class for all such rows, ``random_pos`` draws by
+``majority`` and ``minority`` use one class for all such rows, ``random_pos`` draws by
 the frequencies of the own labels, ``random_pred`` by the model's own prediction, and
-``neighbors`` takes the vote of the most similar labelled rows of the batch.
+``neighbors`` uses the vote of the most similar labelled rows of the batch.
 
 Draws come from a secret of the label party. ``random_pos`` draws once for each row: a
-label that changes from one epoch to the next turns its gradient around, and a passive
-party would see that no real label does so. ``random_pred`` draws at every visit,
-because only then synthetic labels change nothing on average (appendix H).
+label that changes between epochs reverses its gradient, and a passive party would see
+that no real label does so. ``random_pred`` draws in every epoch, because only then
+synthetic labels change nothing on average (appendix H).
 """
 
 from __future__ import annotations
@@ -28,38 +28,81 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec
 
-from .draws import (
-    class_counts,
-    draw_predicted,
-    majority_class,
-    minority_class,
-    nearest_labels,
-    vote,
-)
-
 CLASSES: tuple[Task, ...] = ("binary", "multiclass")
 ALL_TASKS: tuple[Task, ...] = (*CLASSES, "regression")
 
 
+def class_counts(labels: Tensor, classes: int) -> Tensor:
+    """Return how many labels each class has."""
+    return torch.bincount(labels.long(), minlength=classes)
+
+
+def majority_class(counts: Tensor) -> int:
+    """Return the most frequent class; of several the first."""
+    return int(counts.argmax())
+
+
+def minority_class(counts: Tensor) -> int:
+    """Return the rarest class that occurs, other than the majority; 1 of 0 and 1."""
+    rare = counts.clone()
+    rare[rare == 0] = torch.iinfo(rare.dtype).max - 1  # never chosen: no label has it
+    rare[majority_class(counts)] = torch.iinfo(rare.dtype).max
+    return int(rare.argmin())
+
+
+def draw_predicted(
+    probabilities: Tensor, samples: int, generator: torch.Generator
+) -> Tensor:
+    """Return labels drawn by predicted probabilities, averaged over several draws."""
+    chances = probabilities.detach().double().cpu().clamp(0.0, 1.0)
+    if chances.dim() == 1:
+        draws = torch.rand(
+            samples, len(chances), generator=generator, dtype=torch.float64
+        )
+        shares = (draws < chances).double().mean(dim=0)
+    else:
+        drawn = torch.multinomial(
+            chances, samples, replacement=True, generator=generator
+        )
+        shares = F.one_hot(drawn, chances.shape[1]).double().mean(dim=1)
+    return shares.to(probabilities)
+
+
+def nearest_labels(embedding: Tensor, known: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Return the labels of the k known rows of largest cosine, (B, k)."""
+    rows, others = (F.normalize(part.flatten(1), dim=1) for part in (embedding, known))
+    nearest = (rows @ others.T).topk(min(k, len(known)), dim=1).indices
+    return labels[nearest]
+
+
+def vote(labels: Tensor, classes: int) -> Tensor:
+    """Return the most frequent class of each row; of several that of the nearest."""
+    hits = F.one_hot(labels.long(), classes)
+    # A tie is decided by who comes first, so weigh the first a little more.
+    order = torch.linspace(0.5, 0.0, labels.shape[1], device=labels.device)
+    weights = 1.0 + order / max(labels.shape[1], 1)
+    return (hits * weights[None, :, None]).sum(dim=1).argmax(dim=1)
+
+
 @dataclass
-class Lacking:
-    """A batch some of whose labels are missing."""
+class UnlabelledBatch:
+    """A batch in which some labels are missing."""
 
     rows: Tensor
     labels: Tensor
-    absent: Tensor
+    absent: Tensor  # positions without a label
     predict: Callable[[], Tensor]
     join: Callable[[], Tensor]
     generator: torch.Generator
 
     @cached_property
     def known(self) -> Tensor:
-        """Positions of the labels that are there."""
+        """Positions with a label."""
         mask = torch.ones(len(self.labels), dtype=torch.bool, device=self.rows.device)
         return mask.index_fill(0, self.absent, False).nonzero().flatten()
 
 
-class LabelFill(ABC):
+class LabelSynthesizer(ABC):
     """Makes labels for rows that have none."""
 
     tasks: ClassVar[tuple[Task, ...]] = CLASSES
@@ -72,29 +115,29 @@ class LabelFill(ABC):
     def fit(
         self, own: Tensor, classes: int, rows: int, generator: torch.Generator
     ) -> None:
-        """Take note of the own labels; called before the first batch."""
+        """Set the own labels; called before the first batch."""
         self.own, self.classes = own, classes
 
     @abstractmethod
-    def fill(self, batch: Lacking) -> Tensor:
+    def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return labels for the rows that lack one."""
 
-    def shares_of(self, frequencies: Tensor) -> Tensor | None:
-        """Return the share of each class among synthetic labels; None if it depends."""
+    def class_shares(self, frequencies: Tensor) -> Tensor | None:
+        """Return the share of each class among synthetic labels, None if unknown."""
         return None
 
 
-class Majority(LabelFill):
+class Majority(LabelSynthesizer):
     """The most frequent class of the own labels."""
 
     def _number(self) -> int:
         return majority_class(class_counts(self.own, self.classes))
 
-    def fill(self, batch: Lacking) -> Tensor:
+    def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return that class for every row."""
         return torch.full_like(batch.labels[batch.absent], self._number())
 
-    def shares_of(self, frequencies: Tensor) -> Tensor:
+    def class_shares(self, frequencies: Tensor) -> Tensor:
         """Return all for that class."""
         return F.one_hot(torch.tensor(self._number()), self.classes).to(frequencies)
 
@@ -106,7 +149,7 @@ class Minority(Majority):
         return minority_class(class_counts(self.own, self.classes))
 
 
-class RandomPos(LabelFill):
+class RandomPos(LabelSynthesizer):
     """A label drawn from the own labels; for two classes, by the positive rate."""
 
     tasks = ALL_TASKS
@@ -119,7 +162,7 @@ class RandomPos(LabelFill):
     def fit(
         self, own: Tensor, classes: int, rows: int, generator: torch.Generator
     ) -> None:
-        """Take note of the own labels, and draw for every row."""
+        """Set the own labels, and draw a label for every row."""
         super().fit(own, classes, rows, generator)
         if self.fixed:
             self._drawn = self._draw(rows, generator)
@@ -128,18 +171,18 @@ class RandomPos(LabelFill):
         chosen = torch.randint(len(self.own), (count,), generator=generator)
         return self.own[chosen.to(self.own.device)]
 
-    def fill(self, batch: Lacking) -> Tensor:
+    def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the drawn labels."""
         if self.fixed:
             return self._drawn[batch.rows[batch.absent]]
         return self._draw(len(batch.absent), batch.generator)
 
-    def shares_of(self, frequencies: Tensor) -> Tensor:
+    def class_shares(self, frequencies: Tensor) -> Tensor:
         """Return the frequencies themselves."""
         return frequencies
 
 
-class RandomPred(LabelFill):
+class RandomPred(LabelSynthesizer):
     """A label drawn by what the model predicts for the row."""
 
     def __init__(self, samples: int = 1) -> None:
@@ -148,7 +191,7 @@ class RandomPred(LabelFill):
             raise ConfigError(f"samples must be at least 1, got {samples}")
         self.samples = samples
 
-    def fill(self, batch: Lacking) -> Tensor:
+    def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return labels, or shares of classes for several draws."""
         predicted = batch.predict()[batch.absent]
         shares = draw_predicted(predicted, self.samples, batch.generator)
@@ -157,7 +200,7 @@ class RandomPred(LabelFill):
         return shares if self.samples > 1 else shares.argmax(dim=1)
 
 
-class Neighbors(LabelFill):
+class Neighbors(LabelSynthesizer):
     """The vote of the labelled rows of the batch with the most similar embeddings.
 
     For a regression it is their mean. A batch without any label gets labels drawn from
@@ -172,7 +215,7 @@ class Neighbors(LabelFill):
             raise ConfigError(f"k must be at least 1, got {k}")
         self.k = k
 
-    def fill(self, batch: Lacking) -> Tensor:
+    def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the outcome of each vote."""
         if not len(batch.known):
             size = (len(batch.absent),)
@@ -190,7 +233,7 @@ class Neighbors(LabelFill):
         return vote(nearest, self.classes).to(batch.labels.dtype)
 
 
-LABEL_STAND_INS: dict[str, Callable[..., LabelFill]] = {
+LABEL_SYNTHESIZERS: dict[str, Callable[..., LabelSynthesizer]] = {
     "majority": Majority,
     "minority": Minority,
     "random_pos": RandomPos,
@@ -199,23 +242,16 @@ LABEL_STAND_INS: dict[str, Callable[..., LabelFill]] = {
 }
 
 
-def build_label_fill(text: str) -> LabelFill:
-    """Return a strategy for missing labels by name.
-
-    Parameters
-    ----------
-    text : str
-        A name of :data:`LABEL_STAND_INS`, perhaps with parameters, e.g.
-        ``"random_pred:samples=3"``.
-    """
-    return build_from_spec("stand-in for labels", text, LABEL_STAND_INS)
+def build_label_synthesizer(text: str) -> LabelSynthesizer:
+    """Return a synthesizer by name, e.g. ``"random_pred:samples=3"``."""
+    return build_from_spec("kind of synthetic labels", text, LABEL_SYNTHESIZERS)
 
 
-def refuse_task(imputer: LabelFill, task: Task) -> None:
-    """Refuse a strategy that means nothing for a task."""
-    if task not in imputer.tasks:
+def refuse_task(synthesizer: LabelSynthesizer, task: Task) -> None:
+    """Refuse a synthesizer that does not work for a task."""
+    if task not in synthesizer.tasks:
         raise ConfigError(
-            f"synthetic labels of the kind {type(imputer).__name__} need classes, and "
-            f"this is a {task}; use random_pos, which draws from the own labels, or "
-            "neighbors"
+            f"synthetic labels of the kind {type(synthesizer).__name__} need classes, "
+            f"and this is a {task}; use random_pos, which draws from the own labels, "
+            "or neighbors"
         )

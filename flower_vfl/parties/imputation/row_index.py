@@ -1,8 +1,4 @@
-"""Which of the aligned rows a party holds, after ids were aligned without dropping any.
-
-Where ids are aligned by their union, every party trains on the rows of all parties and
-stands in for what it does not hold.
-"""
+"""The aligned rows, and which of them a party holds."""
 
 from __future__ import annotations
 
@@ -12,25 +8,42 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flower_vfl.alignment import Alignment
+from flower_vfl.alignment import AlignedIds
 from flower_vfl.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
-    """The aligned rows, and which of them a party holds."""
+    """The aligned rows, and which of them a party holds.
+
+    Parameters
+    ----------
+    local : Tensor
+        For each aligned row the party's own row (int64), -1 where it holds none.
+    shares : Mapping[str, float] (default: empty)
+        Share of the aligned rows that each party holds.
+    common : float | None (default: None)
+        Share of the aligned rows that all parties hold, if it is known.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rows = RowIndex(torch.tensor([2, -1, 0, 1]))
+    >>> rows.rows, rows.held.tolist()
+    (4, [True, False, True, True])
+    """
 
     local: Tensor
     shares: Mapping[str, float] = field(default_factory=dict)
     common: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no such mapping."""
+        """Refuse a wrong shape or type and repeated rows."""
         if self.local.dim() != 1 or self.local.dtype != torch.int64:
-            raise ConfigError("a row_index has one whole number for each aligned row")
+            raise ConfigError("a row index needs one int64 number per aligned row")
         own = self.local[self.local >= 0]
         if len(torch.unique(own)) != len(own):
-            raise ConfigError("two aligned rows are the same row of a party")
+            raise ConfigError("a row index maps two aligned rows to one own row")
 
     @property
     def rows(self) -> int:
@@ -43,17 +56,17 @@ class RowIndex:
         return self.local >= 0
 
     @classmethod
-    def from_alignment(cls, alignment: Alignment) -> RowIndex:
-        """Return what a party holds of the ids that were aligned; dummies are not held."""
-        size = len(alignment.universe)
+    def from_aligned_ids(cls, aligned: AlignedIds) -> RowIndex:
+        """Return the row index of a party after an alignment; dummies are not held."""
+        size = len(aligned.universe)
         local = torch.full((size,), -1, dtype=torch.int64)
-        positions = torch.from_numpy(alignment.positions)
+        positions = torch.from_numpy(aligned.positions)
         own = torch.nonzero(positions >= 0).flatten()
         local[positions[own]] = own
-        dummies = len(alignment.dummies)
+        dummies = len(aligned.dummies)
         shares = {
             name: min(1.0, (count - dummies) / size) if size else 1.0
-            for name, count in alignment.counts.items()
+            for name, count in aligned.counts.items()
         }
         if len(shares) != 2 or not size:
             return cls(local, shares)

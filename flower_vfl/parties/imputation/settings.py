@@ -1,4 +1,4 @@
-"""How a party fills in what it does not hold of the aligned rows."""
+"""The arguments of a party that concern missing rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Imputation:
-    """What stands in for rows that a party lacks, where a union of ids is trained on.
+    """Synthetic data for missing rows, where parties train on the union of ids.
 
     Parameters
     ----------
     features : str (default: "sampling")
-        For missing features: ``"sampling"`` (a random real row), ``"gaussian"`` or
-        ``"random"``.
+        Synthetic features: ``"sampling"`` (a random real row), ``"gaussian"`` or
+        ``"random"``, perhaps with parameters.
     labels : str (default: "majority")
-        For missing labels: ``"majority"``, ``"minority"``, ``"random_pos"``,
+        Synthetic labels: ``"majority"``, ``"minority"``, ``"random_pos"``,
         ``"random_pred"`` or ``"neighbors"``, perhaps with parameters.
     calibration : str (default: "")
-        Whether predictions undo what synthetic rows do to them: ``"te"`` when they are
-        made, ``"tr"`` in the loss, empty not at all.
+        Where the effect of synthetic rows on probabilities is undone: ``"te"`` in
+        predictions, ``"tr"`` in the loss, empty nowhere.
     secret : int | None (default: None)
         Seed of the synthetic data. None draws a secret for every alignment; a number
         makes simulations repeatable.

@@ -10,10 +10,10 @@ from torch.nn.functional import nll_loss, softmax
 
 from flower_vfl import CrossEntropy
 from flower_vfl.errors import ConfigError
+from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.parties.imputation.calibration import Calibration, mixed, unmixed
 from flower_vfl.parties.imputation.label_imputer import complete_share
-from flower_vfl.parties.imputation.labels import build_label_fill
-from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.imputation.labels import build_label_synthesizer
 
 TRUTH = np.array([[0.9, 0.08, 0.02], [0.4, 0.5, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]])
 
@@ -59,14 +59,16 @@ def test_the_formula_is_what_synthetic_data_does(
 ) -> None:
     truth, frequencies, found = observed(classes, kind, alpha, beta)
     pi = torch.from_numpy(frequencies)
-    imputer = build_label_fill(kind)
+    synthesizer = build_label_synthesizer(kind)
     own = torch.from_numpy(
         np.repeat(np.arange(classes), (1000 * frequencies).astype(int))
     )
-    imputer.fit(own, classes, 1, torch.Generator())
+    synthesizer.fit(own, classes, 1, torch.Generator())
     labelled = 1.0 - beta
     complete = labelled * (1.0 - alpha)
-    calibration = Calibration.of("te", labelled, complete, pi, imputer.shares_of(pi))
+    calibration = Calibration.of(
+        "te", labelled, complete, pi, synthesizer.class_shares(pi)
+    )
     mixture = mixed(torch.from_numpy(truth), calibration.weight, calibration.offset)
     assert mixture.numpy() == pytest.approx(found, abs=0.006)
     undone = calibration.to_real(torch.from_numpy(found))

@@ -1,4 +1,4 @@
-"""Stand-ins for features: what they draw, what they train, what they keep."""
+"""Synthetic features: what is drawn, what is trained, what is saved."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation.features import (
-    FeatureFill,
-    Visit,
-    build_feature_fill,
+    AlignedBatch,
+    FeatureSynthesizer,
+    build_feature_synthesizer,
     draw_donors,
     gaussian_embeddings,
     random_embeddings,
@@ -28,14 +28,14 @@ def run(rows: Tensor) -> Tensor:
     return WEIGHT.index_select(0, rows)
 
 
-def settled(text: str, secret: int = 5, local: Tensor = LOCAL) -> FeatureFill:
-    imputer = build_feature_fill(text)
-    imputer.fit(local, POOL, secret)
-    return imputer
+def fitted(text: str, secret: int = 5, local: Tensor = LOCAL) -> FeatureSynthesizer:
+    synthesizer = build_feature_synthesizer(text)
+    synthesizer.fit(local, POOL, secret)
+    return synthesizer
 
 
-def visit(rows: list[int], at: int = 1, training: bool = True) -> Visit:
-    return Visit(torch.tensor(rows), ("train", at), training)
+def batch_of(rows: list[int], at: int = 1, training: bool = True) -> AlignedBatch:
+    return AlignedBatch(torch.tensor(rows), ("train", at), training)
 
 
 def test_no_donor_comes_twice_before_all_have_come() -> None:
@@ -69,28 +69,28 @@ def test_random_embeddings_have_mean_and_deviation() -> None:
     assert drawn.std(dim=0).tolist() == pytest.approx([0.5, 3.0], rel=0.03)
 
 
-def test_a_row_keeps_its_stand_in_for_the_whole_run() -> None:
-    sampling = settled("sampling")
-    first = sampling.embed(visit([0, 1, 3, 5, 7], at=1), run)
-    later = sampling.embed(visit([7, 5, 3, 1, 0], at=9), run)
+def test_a_row_keeps_its_donor_for_the_whole_run() -> None:
+    sampling = fitted("sampling")
+    first = sampling.embed(batch_of([0, 1, 3, 5, 7], at=1), run)
+    later = sampling.embed(batch_of([7, 5, 3, 1, 0], at=9), run)
     assert torch.equal(first, later.flip(0))
     assert torch.equal(first[0], WEIGHT[3])  # its own row
-    imputers = [int(row[0]) // 3 for row in first[1:]]
-    assert sorted(imputers) == [0, 1, 2, 3]  # four missing rows, four real ones
+    donors = [int(row[0]) // 3 for row in first[1:]]
+    assert sorted(donors) == [0, 1, 2, 3]  # four missing rows, four real ones
 
 
-def test_fresh_stand_ins_differ_from_visit_to_visit_and_repeat_for_one() -> None:
-    sampling = settled("sampling:fixed=false")
+def test_fresh_donors_differ_between_batches_and_repeat_for_one() -> None:
+    sampling = fitted("sampling:fixed=false")
     rows = [1, 3, 5]
-    found = [sampling.embed(visit(rows, at), run) for at in range(8)]
+    found = [sampling.embed(batch_of(rows, at), run) for at in range(8)]
     assert len({tuple(part.flatten().tolist()) for part in found}) > 1
-    assert torch.equal(found[2], sampling.embed(visit(rows, 2), run))
+    assert torch.equal(found[2], sampling.embed(batch_of(rows, 2), run))
 
 
-def test_stand_ins_depend_on_the_secret() -> None:
+def test_donors_depend_on_the_secret() -> None:
     many = torch.full((64,), -1)
     found = [
-        settled("sampling", secret, many).embed(visit(list(range(64))), run)
+        fitted("sampling", secret, many).embed(batch_of(list(range(64))), run)
         for secret in (1, 1, 2)
     ]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
@@ -99,8 +99,8 @@ def test_stand_ins_depend_on_the_secret() -> None:
 @pytest.mark.parametrize("text", ["gaussian", "random"])
 def test_drawn_embeddings_carry_no_graph(text: str) -> None:
     weight = WEIGHT.clone().requires_grad_()
-    output = settled(text).embed(
-        visit([0, 1, 2, 3]), lambda rows: weight.index_select(0, rows)
+    output = fitted(text).embed(
+        batch_of([0, 1, 2, 3]), lambda rows: weight.index_select(0, rows)
     )
     output.sum().backward()
     assert weight.grad is not None
@@ -115,35 +115,35 @@ def test_batches_with_few_or_no_real_rows_work(text: str, rows: list[int]) -> No
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     if text == "sampling" and rows == [1]:
         model = nn.Sequential(nn.Linear(3, 4))  # one row: as with a real one
-    output = settled(text).embed(visit(rows), lambda own: model(run(own)))
+    output = fitted(text).embed(batch_of(rows), lambda own: model(run(own)))
     assert output.shape == (len(rows), 4) and torch.isfinite(output).all()
 
 
 def test_moving_averages_are_those_of_real_rows_and_count_when_a_step_ends() -> None:
-    random = settled("random:momentum=0.25")
-    random.embed(visit([0, 2, 1]), run)  # own rows 3 and 0
+    random = fitted("random:momentum=0.25")
+    random.embed(batch_of([0, 2, 1]), run)  # own rows 3 and 0
     assert random.state_dict() == {}  # the step is not complete
     random.commit()
     mean, deviation = WEIGHT[[3, 0]].mean(dim=0), WEIGHT[[3, 0]].std(0, correction=0)
     kept = random.state_dict()["moving"]
     assert torch.equal(kept[0], mean) and torch.equal(kept[1], deviation)
-    random.embed(visit([4, 6, 1], at=2), run)  # own rows 1 and 2
-    random.embed(visit([0, 1], at=2, training=False), run)  # teaches nothing
-    again = random.embed(visit([4, 6, 1], at=2), run)
+    random.embed(batch_of([4, 6, 1], at=2), run)  # own rows 1 and 2
+    random.embed(batch_of([0, 1], at=2, training=False), run)  # teaches nothing
+    again = random.embed(batch_of([4, 6, 1], at=2), run)
     random.commit()
     kept = random.state_dict()["moving"]
     expected = 0.75 * mean + 0.25 * WEIGHT[[1, 2]].mean(dim=0)
     assert torch.allclose(kept[0], expected)
-    other = settled("random:momentum=0.25")
+    other = fitted("random:momentum=0.25")
     other.load_state_dict({"moving": [mean, deviation]})
-    assert torch.equal(other.embed(visit([4, 6, 1], at=2), run), again)
+    assert torch.equal(other.embed(batch_of([4, 6, 1], at=2), run), again)
 
 
-def test_a_party_without_training_rows_cannot_stand_in() -> None:
-    imputer = build_feature_fill("sampling")
+def test_a_party_without_training_rows_is_refused() -> None:
+    synthesizer = build_feature_synthesizer("sampling")
     with pytest.raises(ConfigError, match="none of the training rows"):
-        imputer.fit(LOCAL, POOL[:0], 1)
-    imputer.fit(POOL, POOL[:0], 1)  # it lacks nothing
+        synthesizer.fit(LOCAL, POOL[:0], 1)
+    synthesizer.fit(POOL, POOL[:0], 1)  # it lacks nothing
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_a_party_without_training_rows_cannot_stand_in() -> None:
 )
 def test_wrong_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_feature_fill(text)
+        build_feature_synthesizer(text)

@@ -1,4 +1,4 @@
-"""Stand-ins for labels, against hand-worked numbers and known distributions."""
+"""Synthetic labels, against hand-worked numbers and known distributions."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
-from flower_vfl.parties.imputation.draws import (
+from flower_vfl.parties.imputation.labels import (
+    LabelSynthesizer,
+    UnlabelledBatch,
+    build_label_synthesizer,
     class_counts,
     draw_predicted,
     majority_class,
     minority_class,
     nearest_labels,
-    vote,
-)
-from flower_vfl.parties.imputation.labels import (
-    LabelFill,
-    Lacking,
-    build_label_fill,
     refuse_task,
+    vote,
 )
 from flower_vfl.randomness import noise_generator
 
 OWN = torch.tensor([0.0, 0.0, 1.0, 0.0])
 
 
-def lacking(
+def unlabelled(
     labels: Tensor, absent: list[int], step: int = 1, **parts: Tensor
-) -> Lacking:
-    return Lacking(
+) -> UnlabelledBatch:
+    return UnlabelledBatch(
         torch.arange(len(labels)),
         labels,
         torch.tensor(absent),
@@ -41,12 +39,12 @@ def lacking(
     )
 
 
-def settled(
+def fitted(
     text: str, own: Tensor = OWN, classes: int = 2, rows: int = 100
-) -> LabelFill:
-    imputer = build_label_fill(text)
-    imputer.fit(own, classes, rows, noise_generator(4, "rows"))
-    return imputer
+) -> LabelSynthesizer:
+    synthesizer = build_label_synthesizer(text)
+    synthesizer.fit(own, classes, rows, noise_generator(4, "rows"))
+    return synthesizer
 
 
 def test_majority_and_minority_of_classes() -> None:
@@ -61,27 +59,29 @@ def test_majority_and_minority_of_classes() -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("majority", 0.0), ("minority", 1.0)])
 def test_one_class_for_all(text: str, expected: float) -> None:
-    batch = lacking(torch.tensor([1.0, 1.0, 0.0]), [0, 2])
-    filled = settled(text).fill(batch)
+    batch = unlabelled(torch.tensor([1.0, 1.0, 0.0]), [0, 2])
+    filled = fitted(text).synthesize(batch)
     assert filled.tolist() == [expected, expected]
     assert filled.dtype == batch.labels.dtype
 
 
 def test_random_pos_has_the_positive_rate_and_keeps_a_rows_label() -> None:
     own = torch.cat([torch.ones(30), torch.zeros(70)])
-    imputer = settled("random_pos", own, rows=20000)
-    batch = lacking(torch.zeros(20000), list(range(20000)))
-    filled = imputer.fill(batch)
+    synthesizer = fitted("random_pos", own, rows=20000)
+    batch = unlabelled(torch.zeros(20000), list(range(20000)))
+    filled = synthesizer.synthesize(batch)
     assert float(filled.mean()) == pytest.approx(0.3, abs=4 * (0.21 / 20000) ** 0.5)
-    later = lacking(torch.zeros(20000), list(range(20000)), step=2)
-    assert torch.equal(imputer.fill(later), filled)
-    fresh = settled("random_pos:fixed=false", own, rows=20000)
-    assert not torch.equal(fresh.fill(batch), fresh.fill(later))
+    later = unlabelled(torch.zeros(20000), list(range(20000)), step=2)
+    assert torch.equal(synthesizer.synthesize(later), filled)
+    fresh = fitted("random_pos:fixed=false", own, rows=20000)
+    assert not torch.equal(fresh.synthesize(batch), fresh.synthesize(later))
 
 
 def test_random_pos_of_a_regression_draws_own_labels() -> None:
     own = torch.tensor([1.5, -2.0, 7.0])
-    filled = settled("random_pos", own, 0).fill(lacking(torch.zeros(50), [3, 4, 5, 6]))
+    filled = fitted("random_pos", own, 0).synthesize(
+        unlabelled(torch.zeros(50), [3, 4, 5, 6])
+    )
     assert set(filled.tolist()) <= {1.5, -2.0, 7.0}
 
 
@@ -101,15 +101,15 @@ def test_predicted_labels_have_the_predicted_probability(samples: int) -> None:
 
 def test_random_pred_gives_labels_or_shares() -> None:
     predicted = torch.tensor([0.0, 1.0, 1.0, 0.0])
-    batch = lacking(torch.zeros(4), [1, 3], predicted=predicted)
-    assert settled("random_pred").fill(batch).tolist() == [1.0, 0.0]
-    several = settled("random_pred:samples=3").fill(batch)
+    batch = unlabelled(torch.zeros(4), [1, 3], predicted=predicted)
+    assert fitted("random_pred").synthesize(batch).tolist() == [1.0, 0.0]
+    several = fitted("random_pred:samples=3").synthesize(batch)
     assert several.tolist() == [1.0, 0.0]
     certain = torch.eye(3)[[2, 0, 1]]
-    batch = lacking(torch.zeros(3, dtype=torch.int64), [0, 2], predicted=certain)
+    batch = unlabelled(torch.zeros(3, dtype=torch.int64), [0, 2], predicted=certain)
     own = torch.tensor([0, 1, 2])
-    assert settled("random_pred", own, 3).fill(batch).tolist() == [2, 1]
-    shares = settled("random_pred:samples=2", own, 3).fill(batch)
+    assert fitted("random_pred", own, 3).synthesize(batch).tolist() == [2, 1]
+    shares = fitted("random_pred:samples=2", own, 3).synthesize(batch)
     assert shares.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
 
 
@@ -150,15 +150,15 @@ def test_neighbors_by_cosine() -> None:
         [[1.0, 0.0], [9.0, 1.0], [0.0, 1.0], [0.1, 5.0], [0.2, 1.0], [2.0, 0.1]]
     )
     labels = torch.tensor([-9.0, 1.0, -9.0, 0.0, 0.0, 1.0])
-    batch = lacking(labels, [0, 2], joined=joined)
+    batch = unlabelled(labels, [0, 2], joined=joined)
     assert batch.known.tolist() == [1, 3, 4, 5]
     # Row 0 is nearest to rows 5 and 1 (labels 1), row 2 to rows 3 and 4 (labels 0).
-    assert settled("neighbors").fill(batch).tolist() == [1.0, 0.0]
-    assert settled("neighbors:k=1").fill(batch).tolist() == [1.0, 0.0]
+    assert fitted("neighbors").synthesize(batch).tolist() == [1.0, 0.0]
+    assert fitted("neighbors:k=1").synthesize(batch).tolist() == [1.0, 0.0]
     values = torch.tensor([0.0, 4.0, 0.0, -3.0, -1.0, 8.0])
-    batch = lacking(values, [0, 2], joined=joined)
+    batch = unlabelled(values, [0, 2], joined=joined)
     # The third of row 0 is row 4, cosine 0.196; of row 2 it is row 1, cosine 0.11.
-    filled = settled("neighbors", values, 0).fill(batch)
+    filled = fitted("neighbors", values, 0).synthesize(batch)
     assert filled.tolist() == pytest.approx([11 / 3, 0.0])
 
 
@@ -174,21 +174,21 @@ def test_votes_and_ties() -> None:
 
 
 def test_a_batch_without_any_label_gets_drawn_ones() -> None:
-    batch = lacking(torch.zeros(40), list(range(40)), joined=torch.randn(40, 2))
-    filled = settled("neighbors", torch.tensor([1.0, 0.0])).fill(batch)
+    batch = unlabelled(torch.zeros(40), list(range(40)), joined=torch.randn(40, 2))
+    filled = fitted("neighbors", torch.tensor([1.0, 0.0])).synthesize(batch)
     assert set(filled.tolist()) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("text", ["majority", "minority", "random_pred"])
 def test_a_regression_refuses_what_needs_classes(text: str) -> None:
     with pytest.raises(ConfigError, match=r"random_pos.*neighbors"):
-        refuse_task(build_label_fill(text), "regression")
+        refuse_task(build_label_synthesizer(text), "regression")
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_what_draws_from_labels_works_for_every_task(task: Task) -> None:
-    refuse_task(build_label_fill("random_pos"), task)
-    refuse_task(build_label_fill("neighbors"), task)
+    refuse_task(build_label_synthesizer("random_pos"), task)
+    refuse_task(build_label_synthesizer("neighbors"), task)
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_what_draws_from_labels_works_for_every_task(task: Task) -> None:
 )
 def test_wrong_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_label_fill(text)
+        build_label_synthesizer(text)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from imputation_cases import SHARES, UNION, placed_app, row_index, start, strategy
+from imputation_cases import SHARES, UNION, aligned_app, row_index, start, strategy
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from vertical_cases import (
@@ -37,7 +37,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.objectives import LADistill, Objective
-from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.parties.schedule import TEST, TRAIN
 
 
@@ -77,7 +77,9 @@ def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
 def test_runs_repeat_where_only_the_node_state_survives(
     kind: str, labels_kind: str, tmp_path: Path
 ) -> None:
-    app = placed_app({"synthetic_labels": labels_kind}, {"synthetic_features": kind})
+    app = aligned_app(
+        Imputation(labels=labels_kind, secret=7), Imputation(features=kind, secret=7)
+    )
     results = [start(app, tmp_path / "a")]
     grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path / "b")})
     results.append(strategy().start(grid, num_rounds=2))
@@ -87,11 +89,9 @@ def test_runs_repeat_where_only_the_node_state_survives(
 
 
 def test_a_secret_of_its_own_survives_in_the_node_state(tmp_path: Path) -> None:
-    app = placed_app(
-        {"secret": None, "synthetic_labels": "random_pos"}, {"secret": None}
-    )
+    app = aligned_app(Imputation(labels="random_pos"), Imputation())
     grid = StatelessGrid(app, 3, {"state-dir": str(tmp_path)})
-    strategy(checkpoint_every=2).start(grid, num_rounds=1)
+    strategy(every=2).start(grid, num_rounds=1)
     first = final_states(tmp_path, "step-2")
     last = final_states(tmp_path)
     for name in first:
@@ -102,15 +102,16 @@ def test_a_secret_of_its_own_survives_in_the_node_state(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    app = placed_app(
-        {"synthetic_labels": "random_pos"}, {"synthetic_features": "random"}
+    app = aligned_app(
+        Imputation(labels="random_pos", secret=7),
+        Imputation(features="random", secret=7),
     )
-    start(app, tmp_path / "whole", checkpoint_every=3)
+    start(app, tmp_path / "whole", every=3)
     folder = {"state-dir": str(tmp_path / "parts")}
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoint_every=3).start(grid, num_rounds=1)
+        strategy(every=3).start(grid, num_rounds=1)
     with InProcessGrid(app, 3, folder) as grid:
-        strategy(checkpoint_every=3).start(grid, num_rounds=2, resume=True)
+        strategy(every=3).start(grid, num_rounds=2, resume=True)
     assert_equal(final_states(tmp_path / "whole"), final_states(tmp_path / "parts"))
 
 
@@ -124,7 +125,7 @@ def test_rows_that_nobody_holds_are_trained_on(tmp_path: Path) -> None:
     with in_process([label, *passive]) as grid:
         result = strategy(batch_size=4, test_fraction=0.0).start(grid, num_rounds=3)
     schedule = label.configured()
-    real = [bool((schedule.training_batches(3)[i] < 6).any()) for i in range(7)]
+    real = [bool((rows < 6).any()) for rows in schedule.training_batches(3)]
     assert not all(real)
     assert all(np.isfinite(loss) for loss in losses(result).values())
 
@@ -201,26 +202,30 @@ def test_synthetic_rows_of_several_classes_and_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "options", "message"),
+    ("objective", "imputation", "message"),
     [
-        (MeanSquaredError(nn.Linear(3, 1)), {}, "use random_pos"),
+        (MeanSquaredError(nn.Linear(3, 1)), Imputation(), "use random_pos"),
         (
             MeanSquaredError(nn.Linear(3, 1)),
-            {"synthetic_labels": "random_pos", "calibration": "te"},
+            Imputation(labels="random_pos", calibration="te"),
             "only cross-entropy",
         ),
-        (LADistill(nn.Linear(3, 1), nn.Linear(3, 2)), {}, "label of every row"),
+        (
+            LADistill(nn.Linear(3, 1), nn.Linear(3, 2)),
+            Imputation(),
+            "label of every row",
+        ),
         (
             CrossEntropy(nn.Linear(3, 1)),
-            {"synthetic_labels": "neighbors", "calibration": "tr"},
+            Imputation(labels="neighbors", calibration="tr"),
             "random_pred",
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_the_hello(
-    objective: Objective, options: dict[str, str], message: str
+    objective: Objective, imputation: Imputation, message: str
 ) -> None:
-    label = LabelParty(labels(), objective, device="cpu", **options)  # type: ignore[arg-type]
+    label = LabelParty(labels(), objective, device="cpu", imputation=imputation)
     _, passive = simple_parties(1)
     label.place(row_index(0))
     passive[0].place(row_index(1))
@@ -231,9 +236,9 @@ def test_what_does_not_go_together_is_refused_in_the_hello(
         strategy().start(grid, num_rounds=1)
 
 
-def test_a_holding_of_other_rows_is_refused() -> None:
+def test_a_row_index_of_other_rows_is_refused() -> None:
     label, _ = simple_parties(1)
-    with pytest.raises(PartyError, match="placed on its row 60 and has 60 rows"):
+    with pytest.raises(PartyError, match="aligned by its row 60 and has only 60 rows"):
         label.place(RowIndex(torch.tensor([60])))
 
 
@@ -248,7 +253,7 @@ def test_the_label_party_holds_no_training_row() -> None:
         strategy().start(grid, num_rounds=1)
 
 
-def test_a_run_that_goes_on_keeps_its_stand_ins() -> None:
+def test_a_run_that_continues_keeps_its_synthetic_rows() -> None:
     label, passive = simple_parties(1)
     label.place(row_index(0))
     passive[0].place(row_index(1))
@@ -256,7 +261,7 @@ def test_a_run_that_goes_on_keeps_its_stand_ins() -> None:
         secrets = []
         for _ in range(2):
             strategy().start(grid, num_rounds=1)
-            secrets.append((label.union.secret, passive[0].union.secret))
+            secrets.append((label.imputer.secret, passive[0].imputer.secret))
     assert secrets[0] == secrets[1] and 0 not in secrets[0]
     passive[0].place(row_index(1))
-    assert passive[0].union.secret == 0  # a new alignment has a new one
+    assert passive[0].imputer.secret == 0  # a new alignment has a new one

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from imputation_cases import UNION, placed_app, row_index, start, strategy
-from records_cases import series_of
+from imputation_cases import UNION, aligned_app, row_index, start, strategy
 from torch import nn
 from vertical_cases import (
     ROWS,
@@ -30,7 +29,7 @@ from flower_vfl import (
     in_process,
 )
 from flower_vfl.leakage.monitor import Leakage
-from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.strategies import VerticalStrategy
@@ -91,7 +90,7 @@ def labelled(seed: int) -> float:
 
 
 def test_a_party_that_only_predicts_is_calibrated_too(tmp_path: Path) -> None:
-    start(placed_app({"calibration": "te"}), tmp_path)
+    start(aligned_app(Imputation(calibration="te", secret=7)), tmp_path)
     state = final_states(tmp_path)["label"]
     blind = LabelParty(
         None, CrossEntropy(top(3)), rows=ROWS, features=features(0), model=bottom()
@@ -109,8 +108,9 @@ def test_a_party_that_only_predicts_is_calibrated_too(tmp_path: Path) -> None:
 
 def test_membership_is_measured_on_both_sides(tmp_path: Path) -> None:
     leakage = Leakage(membership="joint")
-    app = placed_app(
-        {"synthetic_labels": "minority"}, {"synthetic_features": "gaussian"}
+    app = aligned_app(
+        Imputation(labels="minority", secret=7),
+        Imputation(features="gaussian", secret=7),
     )
     result = start(app, tmp_path, leakage=leakage)
     found = result.membership()
@@ -121,12 +121,13 @@ def test_membership_is_measured_on_both_sides(tmp_path: Path) -> None:
         assert all(0.0 <= numbers["mean"] <= 1.0 for numbers in party.values())
         assert party["embedding"]["batches"] == party["spectral"]["batches"] == 8
     assert result.leakage() == {}  # labels were not attacked
-    steps = series_of(result)["member_embedding/passive-1"]["steps"]
+    kind = ("membership", "passive-1", "embedding")
+    steps = [r.step for r in result.records if (r.metric, r.party, r.attack) == kind]
     assert steps == list(range(1, 9))
 
 
 def test_membership_with_labels_needs_a_label_party_that_trusts(tmp_path: Path) -> None:
-    app = placed_app({"trust_server": False})
+    app = aligned_app(trust_server=False)
     with pytest.raises(PartyError, match="does not trust"):
         start(app, tmp_path, leakage=Leakage(membership="joint"))
     result = start(app, tmp_path, leakage=Leakage(membership="own"))
@@ -135,7 +136,7 @@ def test_membership_with_labels_needs_a_label_party_that_trusts(tmp_path: Path) 
 
 def test_score_attacks_look_for_real_labels_only(tmp_path: Path) -> None:
     leakage = Leakage(attacks=("norm",), membership="own")
-    result = start(placed_app(), tmp_path, leakage=leakage)
+    result = start(aligned_app(), tmp_path, leakage=leakage)
     assert set(result.leakage()["passive-1"]) == {"norm"}
     assert "spectral" in result.membership()["passive-1"]
 

@@ -15,7 +15,7 @@ import torch
 from cli_cases import call, training_losses
 from flwr.app import Context, RecordDict
 
-from flower_vfl.alignment.handshake import KeptAlignment
+from flower_vfl.alignment.handshake import SavedAlignment
 from flower_vfl.alignment.keys import key_text, read_key, write_key
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.grids.in_process import InProcessGrid
@@ -256,12 +256,12 @@ def check_kept(folder: Path, files: dict[str, Path]) -> None:
     """Compare the alignments that the parties kept with the files."""
     found: dict[int, str] = {}
     for party, name in zip(PARTIES, files, strict=True):
-        kept = KeptAlignment.load(DirectoryStore(folder / "parties" / party))
+        kept = SavedAlignment.load(DirectoryStore(folder / "parties" / party))
         assert kept is not None
         # parties order their rows by id, as text
         mails = sorted(pd.read_csv(files[name])["mail"].str.strip())
-        assert len(kept.alignment.universe) == 80
-        rows = kept.alignment.positions.tolist()
+        assert len(kept.aligned.universe) == 80
+        rows = kept.aligned.positions.tolist()
         for mail, row in zip(mails, rows, strict=True):
             assert found.setdefault(row, mail.lower()) == mail.lower()
     assert len(found) == len(set(found.values())) == 80

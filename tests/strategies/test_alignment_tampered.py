@@ -1,4 +1,4 @@
-"""Relays that meddle with an alignment, parties that lie in it, and pinned keys."""
+"""Relays that tamper with an alignment, parties that lie in it, and pinned keys."""
 
 from __future__ import annotations
 
@@ -27,112 +27,120 @@ from flower_vfl.alignment import AlignmentSettings, Identity
 from flower_vfl.protocol.messages import Content, Verb, read
 
 
-class Meddler(WrappedGrid):
+class TamperingGrid(WrappedGrid):
     """A relay that changes what parties send, the first time that it can."""
 
-    def __init__(self, inner: Grid, meddle: Callable[[Content, str], bool]) -> None:
+    def __init__(self, inner: Grid, tamper: Callable[[Content, str], bool]) -> None:
         super().__init__(inner, self.change)
-        self.meddle, self.done = meddle, 0
+        self.tamper, self.done = tamper, 0
 
     def change(self, message: Message) -> None:
         if message.metadata.message_type != Verb.ALIGN or self.done:
             return
         content = read(message)
-        if self.meddle(content, content.text("stage")):
+        if self.tamper(content, content.text("stage")):
             self.done += 1
             records = content.records()
             for key in list(message.content):
                 message.content[key] = records[key]
 
 
-def parts_of(content: Content, stage: str, phase: str, least: int = 1) -> bool:
+def has_chunks(content: Content, stage: str, phase: str, least: int = 1) -> bool:
     if stage != "relay":
         return False
-    found = [head for head in content.config["heads"] if json.loads(head)[0] == phase]  # type: ignore[union-attr]
+    found = [
+        header for header in content.config["headers"] if json.loads(header)[0] == phase
+    ]  # type: ignore[union-attr]
     return len(found) >= least
 
 
-def on_parts(
+def on_chunks(
     phase: str,
     change: Callable[[list[str], list[bytes]], None],
     least: int = 1,
 ) -> Callable[[Content, str], bool]:
-    """Return a meddler that changes heads and contents of a request of some phase."""
+    """Return a function that changes the chunks of a request of some phase."""
 
-    def meddle(content: Content, stage: str) -> bool:
-        if not parts_of(content, stage, phase, least):
+    def tamper(content: Content, stage: str) -> bool:
+        if not has_chunks(content, stage, phase, least):
             return False
-        heads, contents = content.config["heads"], content.config["contents"]
-        change(heads, contents)  # type: ignore[arg-type]
+        headers, contents = content.config["headers"], content.config["contents"]
+        change(headers, contents)  # type: ignore[arg-type]
         return True
 
-    return meddle
+    return tamper
 
 
-def flip(heads: list[str], contents: list[bytes]) -> None:
+def flip(headers: list[str], contents: list[bytes]) -> None:
     contents[0] = bytes([contents[0][0] ^ 1]) + contents[0][1:]
 
 
-def forge(heads: list[str], contents: list[bytes]) -> None:
+def forge(headers: list[str], contents: list[bytes]) -> None:
     contents[0] = bytes(len(contents[0]))
 
 
-def swap(heads: list[str], contents: list[bytes]) -> None:
+def swap(headers: list[str], contents: list[bytes]) -> None:
     contents[0], contents[1] = contents[1], contents[0]
 
 
-def reorder(heads: list[str], contents: list[bytes]) -> None:
-    heads.reverse()
+def reorder(headers: list[str], contents: list[bytes]) -> None:
+    headers.reverse()
     contents.reverse()
 
 
-def repeat(heads: list[str], contents: list[bytes]) -> None:
-    heads.insert(0, heads[0])
+def repeat(headers: list[str], contents: list[bytes]) -> None:
+    headers.insert(0, headers[0])
     contents.insert(0, contents[0])
 
 
-def leave_out(heads: list[str], contents: list[bytes]) -> None:
-    del heads[0], contents[0]
+def leave_out(headers: list[str], contents: list[bytes]) -> None:
+    del headers[0], contents[0]
 
 
-def change_head(heads: list[str], contents: list[bytes], place: int, to: Any) -> None:
-    head = json.loads(heads[0])
-    head[place] = to
-    heads[0] = json.dumps(head)
+def change_header(
+    headers: list[str], contents: list[bytes], place: int, to: Any
+) -> None:
+    header = json.loads(headers[0])
+    header[place] = to
+    headers[0] = json.dumps(header)
 
 
-MEDDLERS = {
+TAMPERINGS = {
     "changed": (flip, "was changed"),
     "forged": (forge, "was changed"),
     "contents swapped": (swap, "was changed"),
     "re-ordered": (reorder, "out of order"),
     "replayed": (repeat, "replayed"),
     "left out": (leave_out, "out of order"),
-    "another phase": (partial(change_head, place=0, to="universe"), "was changed"),
-    "another owner": (partial(change_head, place=1, to="passive-2"), "was changed"),
-    "another count": (partial(change_head, place=5, to=3), "was changed"),
-    "another number": (partial(change_head, place=8, to=99), "out of order"),
-    "for another": (partial(change_head, place=4, to="passive-2"), "not for"),
+    "another phase": (partial(change_header, place=0, to="universe"), "was changed"),
+    "another owner": (partial(change_header, place=1, to="passive-2"), "was changed"),
+    "another count": (partial(change_header, place=5, to=3), "was changed"),
+    "another number": (partial(change_header, place=8, to=99), "out of order"),
+    "for another": (partial(change_header, place=4, to="passive-2"), "not for"),
 }
 
 
 @pytest.mark.parametrize("phase", ["first", "blinded", "union", "universe"])
 @pytest.mark.parametrize(
     ("attack", "stateless"),
-    [*((attack, False) for attack in MEDDLERS), ("changed", True), ("left out", True)],
+    [
+        *((attack, False) for attack in TAMPERINGS),
+        ("changed", True),
+        ("left out", True),
+    ],
 )
-def test_a_relay_that_meddles_is_found_out(
+def test_a_relay_that_tampers_is_detected(
     attack: str, phase: str, stateless: bool
 ) -> None:
-    change, problem = MEDDLERS[attack]
+    change, problem = TAMPERINGS[attack]
     if phase == "universe" and attack == "another phase":
-        change = partial(change_head, place=0, to="union")
+        change = partial(change_header, place=0, to="union")
     parties = make_parties(IDS[:2])
     inner: Any = in_process(parties)
     if stateless:
         inner = StatelessGrid(make_app(IDS[:2]), 2, {}, lambda count: count % 2)
-    # at least three parts in a message, so that some follow the one that is changed
-    grid = Meddler(inner, on_parts(phase, change, least=3))
+    # at least three chunks in a message, so that some follow the one that is changed
+    grid = TamperingGrid(inner, on_chunks(phase, change, least=3))
     with pytest.raises(PartyError, match=problem) as caught:
         make_strategy(relay_bytes=1200).connect(grid)
     assert grid.done == 1
@@ -154,58 +162,58 @@ def test_a_relay_that_meddles_is_found_out(
         ("universe", "universe list has not arrived at 'label'"),
     ],
 )
-def test_a_last_part_that_never_arrives_is_missed(phase: str, problem: str) -> None:
+def test_a_last_chunk_that_never_arrives_is_missed(phase: str, problem: str) -> None:
     """Where nothing follows that could show the gap, the end does."""
 
     def drop(content: Content, stage: str) -> bool:
-        if not parts_of(content, stage, phase):
+        if not has_chunks(content, stage, phase):
             return False
         last = max(
             n
-            for n, h in enumerate(content.config["heads"])  # type: ignore[arg-type]
+            for n, h in enumerate(content.config["headers"])  # type: ignore[arg-type]
             if json.loads(h)[0] == phase
         )
-        for key in ("heads", "contents"):
+        for key in ("headers", "contents"):
             content.config[key] = content.config[key][:last]  # type: ignore[index]
         return True
 
-    grid = Meddler(in_process(make_parties(IDS[:2])), drop)
+    grid = TamperingGrid(in_process(make_parties(IDS[:2])), drop)
     with pytest.raises(PartyError, match=problem) as caught:
         make_strategy(relay_bytes=1 << 20).connect(grid)
     assert caught.value.party in NAMES[:2]
     assert not handshakes_of(grid.inner)  # type: ignore[arg-type]
 
 
-def test_letters_of_one_session_are_refused_in_the_next() -> None:
-    """A relay that keeps the letters of a run and plays them back."""
+def test_chunks_of_one_session_are_refused_in_the_next() -> None:
+    """A relay that records the chunks of a run and replays them."""
     recorded: list[tuple[list[str], list[bytes]]] = []
 
-    def keep(heads: list[str], contents: list[bytes]) -> None:
-        recorded.append((list(heads), list(contents)))
+    def keep(headers: list[str], contents: list[bytes]) -> None:
+        recorded.append((list(headers), list(contents)))
 
-    def play(heads: list[str], contents: list[bytes]) -> None:
-        heads[:], contents[:] = recorded[0]
+    def play(headers: list[str], contents: list[bytes]) -> None:
+        headers[:], contents[:] = recorded[0]
 
     parties = make_parties(IDS[:2])
     with in_process(parties) as inner:
-        make_strategy().connect(Meddler(inner, on_parts("first", keep)))
+        make_strategy().connect(TamperingGrid(inner, on_chunks("first", keep)))
         with pytest.raises(PartyError, match="was changed"):
-            make_strategy().connect(Meddler(inner, on_parts("first", play)))
+            make_strategy().connect(TamperingGrid(inner, on_chunks("first", play)))
 
 
 def replace_hellos(content: Content, stage: str) -> bool:
-    if stage != "meet":
+    if stage != "keys":
         return False
     mine = Identity()
     content.config["identities"] = [mine.public for _ in content.config["senders"]]  # type: ignore[union-attr]
-    content.config["fresh-keys"] = [mine.public for _ in content.config["senders"]]  # type: ignore[union-attr]
+    content.config["session-keys"] = [mine.public for _ in content.config["senders"]]  # type: ignore[union-attr]
     return True
 
 
 def replace_fresh(content: Content, stage: str) -> bool:
-    if stage != "meet":
+    if stage != "keys":
         return False
-    content.config["fresh-keys"] = [Identity().public] * 2
+    content.config["session-keys"] = [Identity().public] * 2
     return True
 
 
@@ -229,33 +237,33 @@ def test_pinned_parties_need_not_trust_the_server() -> None:
     check_rows(parties, "psu", 0)
 
 
-def test_a_relay_that_replaces_the_hellos_meets_the_pins() -> None:
+def test_a_relay_that_replaces_the_hellos_is_detected_by_pins() -> None:
     with in_process(make_parties(IDS[:2]), pinned(NAMES[:2])) as inner:
-        with pytest.raises(PartyError, match="another key than the pinned one"):
-            make_strategy().connect(Meddler(inner, replace_hellos))
-        with pytest.raises(PartyError, match="was changed, or sealed"):
-            make_strategy().connect(Meddler(inner, replace_fresh))
+        with pytest.raises(PartyError, match="key is not the pinned one"):
+            make_strategy().connect(TamperingGrid(inner, replace_hellos))
+        with pytest.raises(PartyError, match="was changed, or encrypted"):
+            make_strategy().connect(TamperingGrid(inner, replace_fresh))
         assert not handshakes_of(inner)
 
 
 def test_a_wrong_pin_names_the_party() -> None:
     wrong = {"passive-1": Identity().public}
     grid = in_process(make_parties(), pinned(NAMES, **wrong))
-    with pytest.raises(PartyError, match="another key than the pinned") as caught:
+    with pytest.raises(PartyError, match="key is not the pinned") as caught:
         make_strategy().connect(grid)
     assert caught.value.party == "passive-1"
 
 
-def test_a_party_that_writes_in_the_name_of_another_is_named() -> None:
+def test_a_party_that_sends_in_the_name_of_another_is_named() -> None:
     def lie(reply: Message) -> Message:
         content = read(reply)
-        if reply.metadata.src_node_id == 2 and content.config.get("heads"):
-            change_head(content.config["heads"], [], place=3, to="label")  # type: ignore[arg-type]
+        if reply.metadata.src_node_id == 2 and content.config.get("headers"):
+            change_header(content.config["headers"], [], place=3, to="label")  # type: ignore[arg-type]
             reply.content.update(content.records())
         return reply
 
     grid = WrappedGrid(in_process(make_parties()), after=lie)
-    with pytest.raises(PartyError, match="a letter from 'label' to") as caught:
+    with pytest.raises(PartyError, match="a chunk from 'label' to") as caught:
         make_strategy().connect(grid)
     assert caught.value.party == "passive-1"
 
@@ -270,7 +278,7 @@ def test_a_party_with_another_outcome_is_named(key: str, value: object) -> None:
         return reply
 
     inner = in_process(make_parties())
-    with pytest.raises(PartyError, match="has another outcome") as caught:
+    with pytest.raises(PartyError, match="its outcome of the alignment") as caught:
         make_strategy().connect(WrappedGrid(inner, after=lie))
     assert caught.value.party == "passive-2"
     assert not handshakes_of(inner)

@@ -1,0 +1,233 @@
+"""Encrypted chunks: only the receiver can read them, only the sender can write them.
+
+Each party has an X25519 identity whose public key the others have pinned. At the start
+of a session every party sends a `Hello` with a key of this session. Two parties derive
+their keys from the four Diffie-Hellman values of their identities and session keys (the
+pattern KK of the Noise framework). The session keys make all keys new: nothing of an
+earlier session can be replayed, and an identity that is stolen later decrypts nothing.
+The identities prove that it is the pinned party. Each direction has its own key.
+
+A chunk is encrypted with ChaCha20-Poly1305. The session, the settings that the parties
+must agree on, the header and the number of the chunk in its direction are authenticated
+too. The receiver takes the chunks of one sender in order: it refuses a chunk that was
+forged, changed, replayed, swapped or left out.
+
+Without pins, a server could replace the hellos by its own and read everything. So a
+channel without pins needs a server that is declared trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from flower_vfl.errors import ConfigError, PartyError
+
+from .elements import TAG, framed
+from .messages import EncryptedChunk, Header, Hello
+
+_REMEDY = (
+    "Somebody may be changing messages on their way; the handshake has ended and "
+    "nothing of it was kept"
+)
+
+
+class ChannelError(PartyError):
+    """A hello or a chunk that was changed, or that came out of order."""
+
+
+class Identity:
+    """The long-term X25519 key pair of a party.
+
+    Parameters
+    ----------
+    private : bytes | None (default: None)
+        The 32 bytes of the private key; None generates a new one.
+
+    Examples
+    --------
+    >>> bank, shop = Identity(), Identity()
+    >>> bank.exchange(shop.public) == shop.exchange(bank.public)
+    True
+    """
+
+    def __init__(self, private: bytes | None = None) -> None:
+        if private is not None and len(private) != 32:
+            raise ConfigError("a private key has 32 bytes")
+        self._key = (
+            X25519PrivateKey.generate()
+            if private is None
+            else X25519PrivateKey.from_private_bytes(private)
+        )
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def private_bytes(self) -> bytes:
+        """Return the private key, for a file that only this party can read."""
+        return self._key.private_bytes_raw()
+
+    def exchange(self, public: bytes) -> bytes:
+        """Return the Diffie-Hellman secret shared with the owner of a public key."""
+        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+class SecureChannel:
+    """The encryption between one party and all others for one session."""
+
+    def __init__(
+        self,
+        name: str,
+        session: bytes,
+        agreed: bytes,
+        identity: Identity | None = None,
+        pins: Mapping[str, bytes] | None = None,
+        trust_server: bool = False,
+    ) -> None:
+        if pins is None and not trust_server:
+            raise ConfigError(
+                "no public keys of the other parties are pinned, and the server could "
+                "read the lists; pin them, or declare the server trusted"
+            )
+        if pins is not None and identity is None:
+            raise ConfigError("a party that pins keys needs a private key of its own")
+        self.name = name
+        self._context = framed(TAG, session, agreed)
+        self._identity = identity or Identity()
+        self._long_term = identity is not None
+        self._fresh: Identity | None = Identity()
+        self._pins = pins
+        self._keys: dict[tuple[str, str], bytes] = {}  # by sender and receiver
+        self._sent: dict[str, int] = {}
+        self._received: dict[str, int] = {}
+
+    def hello(self) -> Hello:
+        """Return the public keys that the other parties need."""
+        return Hello(self.name, self._identity.public, self._session_key().public)
+
+    def exchange_keys(self, hellos: Sequence[Hello]) -> None:
+        """Derive the keys shared with every other party, once."""
+        others = [hello for hello in hellos if hello.sender != self.name]
+        for hello in others:
+            if (self.name, hello.sender) in self._keys:
+                raise ChannelError(hello.sender, "has sent a second hello", _REMEDY)
+            self._derive_keys(hello)
+        missing = set(self._pins or {}) - {hello.sender for hello in others}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise ConfigError(f"keys are pinned for parties that take no part: {names}")
+        self._fresh = None  # no more keys can be derived in this session
+
+    def _derive_keys(self, hello: Hello) -> None:
+        sender = hello.sender
+        if self._pins is not None:
+            if sender not in self._pins:
+                raise ConfigError(f"no public key is pinned for the party '{sender}'")
+            if self._pins[sender] != hello.identity:
+                raise ChannelError(sender, "its key is not the pinned one", _REMEDY)
+        mine, fresh = self._identity, self._session_key()
+        if hello.session_key == fresh.public or hello.identity == mine.public:
+            raise ChannelError(sender, "has sent this party's own key", _REMEDY)
+        try:
+            mixed = [mine.exchange(hello.session_key), fresh.exchange(hello.identity)]
+            equal = fresh.exchange(hello.session_key) + mine.exchange(hello.identity)
+        except ValueError:
+            raise ChannelError(sender, "has sent an invalid key", _REMEDY) from None
+        # The two in the middle are the other way round at the other party.
+        first_is_me = self.name < sender
+        secret = equal + b"".join(mixed if first_is_me else reversed(mixed))
+        hellos = sorted((self.hello(), hello), key=lambda each: each.sender)
+        names = [framed(h.sender.encode(), h.identity, h.session_key) for h in hellos]
+        info = framed(self._context, *names)
+        keys = HKDF(SHA256(), 64, salt=None, info=info).derive(secret)
+        low, high = hellos[0].sender, hellos[1].sender
+        self._keys[low, high], self._keys[high, low] = keys[:32], keys[32:]
+
+    def encrypt(self, header: Header, content: bytes) -> EncryptedChunk:
+        """Return a chunk from this party."""
+        key = self._keys.get((self.name, header.receiver))
+        if header.sender != self.name or key is None:
+            raise ConfigError(
+                f"'{self.name}' cannot encrypt a chunk from '{header.sender}' to "
+                f"'{header.receiver}'"
+            )
+        number = self._sent.get(header.receiver, 0)
+        self._sent[header.receiver] = number + 1  # first: a number is never used twice
+        cipher = ChaCha20Poly1305(key)
+        encrypted = cipher.encrypt(_nonce(number), content, header.to_bytes())
+        return EncryptedChunk(header, number, encrypted)
+
+    def decrypt(self, chunk: EncryptedChunk) -> bytes:
+        """Return the content of a chunk for this party; an error ends the session."""
+        try:
+            content = self._decrypt_next(chunk)
+        except ChannelError:
+            self.close()
+            raise
+        sender = chunk.header.sender
+        self._received[sender] = self._received.get(sender, 0) + 1
+        return content
+
+    def _decrypt_next(self, chunk: EncryptedChunk) -> bytes:
+        header, sender = chunk.header, chunk.header.sender
+        key = self._keys.get((sender, self.name))
+        if header.receiver != self.name or sender == self.name or key is None:
+            raise ChannelError(
+                sender, f"has sent a chunk that is not for '{self.name}'", _REMEDY
+            )
+        turn = self._received.get(sender, 0)
+        if chunk.number != turn:
+            kind = "replayed" if chunk.number < turn else "out of order"
+            problem = f"chunk {chunk.number} is {kind}; {turn} is next"
+            raise ChannelError(sender, problem, _REMEDY)
+        cipher = ChaCha20Poly1305(key)
+        try:
+            return cipher.decrypt(_nonce(turn), chunk.content, header.to_bytes())
+        except InvalidTag:
+            problem = (
+                f"chunk {turn} was changed, or encrypted for other settings or by "
+                "somebody else"
+            )
+            raise ChannelError(sender, problem, _REMEDY) from None
+
+    def close(self) -> None:
+        """Forget the keys of this session."""
+        self._keys.clear()
+        self._fresh = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the secrets of this session, without a long-term private key."""
+        fresh, own = self._fresh, None if self._long_term else self._identity
+        keys = [[*pair, key.hex()] for pair, key in self._keys.items()]
+        return {
+            "fresh": None if fresh is None else fresh.private_bytes().hex(),
+            "own": own.private_bytes().hex() if own and fresh else None,
+            "keys": keys,
+            "sent": dict(self._sent),
+            "received": dict(self._received),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of the same party and session."""
+        fresh, own = state["fresh"], state["own"]
+        self._fresh = None if fresh is None else Identity(bytes.fromhex(fresh))
+        if own is not None:
+            self._identity = Identity(bytes.fromhex(own))
+        self._keys = {(a, b): bytes.fromhex(key) for a, b, key in state["keys"]}
+        self._sent, self._received = dict(state["sent"]), dict(state["received"])
+
+    def _session_key(self) -> Identity:
+        if self._fresh is None:
+            raise ConfigError("the keys of this session are derived already")
+        return self._fresh
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
