@@ -10,12 +10,13 @@ from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.leakage.attacks.registry import (
     DEFAULT_ATTACKS,
     SCORE_ATTACKS,
-    build_for,
+    build_attack,
+    fits,
 )
 from flower_vfl.simulations.datasets.types import Task
 from flower_vfl.simulations.models.optimizers import build_optimizer
-from flower_vfl.simulations.studies.study import Trial
-from flower_vfl.specs import build_from_spec, parse_spec
+from flower_vfl.simulations.studies.trials import Trial
+from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import build_defense
 
 from .attacks import check_attacks, split_attacks
@@ -23,7 +24,7 @@ from .config import DATA, FILES, RunConfig, parse_rates
 from .models import build_bottom
 from .objectives import objective_for
 from .parties import PartyRows, load_rows
-from .plugins import added
+from .plugins import ADDED
 
 _OF_DATA = [f.name for f in fields(RunConfig) if f.metadata["panel"] in (DATA, FILES)]
 
@@ -38,8 +39,7 @@ def task_of(config: RunConfig) -> Task:
 def default_attacks(config: RunConfig) -> str:
     """Return the score attacks that fit a run's data: the usual ones and plugins'."""
     task = task_of(config)
-    own = added("SCORE_ATTACKS")
-    fitting = [n for n in own if task in build_from_spec("", n, SCORE_ATTACKS).tasks]
+    fitting = [name for name in ADDED.get("SCORE_ATTACKS", []) if fits(name, task)]
     return ",".join([*DEFAULT_ATTACKS[task], *fitting])
 
 
@@ -51,7 +51,7 @@ def check_run(config: RunConfig) -> None:
     check_attacks(config)
     for text in split_attacks(config.attack):
         if parse_spec(text)[0] in SCORE_ATTACKS:
-            build_for(text, task_of(config))
+            build_attack(text, task_of(config))
     objective_for(config, _rows(config, 0))
     spec = _rows(config, 1).data.spec
     assert spec is not None  # a passive party without columns was refused

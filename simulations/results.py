@@ -161,9 +161,9 @@ def _whole_run(document: Mapping[str, Any]) -> Iterator[Row]:
 def tables(documents: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """Return the tables of several runs as one; the column ``run`` has their keys."""
     found = {key: table(document) for key, document in documents.items()}
-    if not found:
-        return pd.DataFrame(columns=[RUN, *COLUMNS])
-    return pd.concat(found, names=[RUN]).reset_index(RUN).reset_index(drop=True)
+    nothing = {"": table({"records": {name: [] for name in COLUMNS}})}
+    frame = pd.concat(found or nothing, names=[RUN])
+    return frame.reset_index(RUN).reset_index(drop=True)
 
 
 def final_metrics(records: pd.DataFrame) -> pd.DataFrame:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +24,19 @@ from flower_vfl.simulations.studies.comparison import (
     table_document,
 )
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
-from flower_vfl.simulations.studies.study import Study, Trial, run_study
+from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
 
 from .options import takes_settings
 from .study_options import (
     AsJson,
+    AsMarkdown,
     Engine,
     Gpus,
     Out,
     RayAddress,
     Workers,
-    end,
-    report_of,
+    finish,
     source_of,
 )
 
@@ -87,10 +88,7 @@ def compare(
     ray_address: RayAddress = "",
     gpus: Gpus = 0.0,
     out: Out = None,
-    markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="The table in Markdown.", rich_help_panel=RUN),
-    ] = False,
+    markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare defenses: what each costs in utility and time, and what still leaks."""
@@ -110,13 +108,7 @@ def compare(
         gpus=gpus,
         bar=not as_json,
     )
-    if not as_json and study.documents:
-        _show(study, markdown)
-    report = report_of(study)
-    if as_json:
-        where = {"folder": str(study.folder), "report": report and str(report)}
-        print(json.dumps(table_document(study) | where))
-    end(study, None if as_json else report)
+    finish(study, table_document(study), as_json, partial(_show, study, markdown))
 
 
 def _of_file(context: typer.Context) -> list[str]:

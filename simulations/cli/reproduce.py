@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.papers.experiments import (
@@ -33,6 +32,7 @@ from flower_vfl.simulations.papers.show import (
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
+from .show import text_table
 from .study_options import show_errors
 
 
@@ -130,15 +130,12 @@ def _list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(entries))
         return
-    table = Table()
-    for name in ("name", "what", "runs", "minutes"):
-        right = name in ("runs", "minutes")
-        table.add_column(name, justify="right" if right else "left", no_wrap=right)
-    for entry in entries:
-        cells = (entry["title"], str(entry["runs"]), f"{entry['minutes']:g}")
-        table.add_row(entry["name"], *cells)
+    rows = [
+        [entry["name"], entry["title"], str(entry["runs"]), f"{entry['minutes']:g}"]
+        for entry in entries
+    ]
     console = Console(highlight=False)
-    console.print(table)
+    console.print(text_table(["name", "what", "runs", "minutes"], rows, left=2))
     total = sum(entry["minutes"] for entry in entries) / 60.0
     console.print(
         f"minutes are estimates for one core, {total:.1f} hours in all; runs that two "

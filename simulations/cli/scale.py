@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flower_vfl.errors import unknown_name
 from flower_vfl.simulations.config import DATA, RUN, RunConfig
@@ -27,7 +25,8 @@ from flower_vfl.simulations.studies.scaling import (
 from flower_vfl.simulations.studies.study import run_study
 
 from .options import takes_settings
-from .study_options import AsJson, Engine, Out, end, report_of, source_of
+from .show import text_table
+from .study_options import AsJson, AsMarkdown, Engine, Out, finish, source_of
 
 DEFAULT = RunConfig(
     dataset="digits", attack="norm,mean:held_out=true", coalitions="all", width=4
@@ -58,10 +57,7 @@ def scale(
     ] = 1,
     engine: Engine = "in-process",
     out: Out = None,
-    markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="The table in Markdown.", rich_help_panel=RUN),
-    ] = False,
+    markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what parties learn about labels, and what a step costs, as they grow.
@@ -85,15 +81,16 @@ def scale(
         extra={"parties": sizes, "uneven": uneven, "engine": engine},
     )
     found = found_sizes(study)
-    report = report_of(study)
-    if as_json:
-        where = {"folder": str(study.folder), "report": report and str(report)}
-        factors = growth(found) if found else {}
-        listed = [asdict(size) for size in found]
-        print(json.dumps({"sizes": listed, "growth": factors} | where))
-    elif found:
-        _show(found, source, engine, markdown)
-    end(study, None if as_json else report)
+    document = {
+        "sizes": [asdict(size) for size in found],
+        "growth": growth(found) if found else {},
+    }
+
+    def show() -> None:
+        if found:
+            _show(found, source, engine, markdown)
+
+    finish(study, document, as_json, show)
 
 
 def _show(found: Sequence[Size], source: str, engine: str, markdown: bool) -> None:
@@ -105,12 +102,7 @@ def _show(found: Sequence[Size], source: str, engine: str, markdown: bool) -> No
     else:
         console = Console(highlight=False)
         console.print(f"{source}, {engine}", markup=False)
-        table = Table()
-        for name in head:
-            table.add_column(name, justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(text_table(head, rows, left=0))
     print(
         "leak AUC: mean over the parties / the party that it tells most / all together"
     )

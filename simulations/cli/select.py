@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives.selection import DELTAS
@@ -15,6 +14,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.studies.selecting import choose_delta, choose_gamma
 
 from .options import takes_settings
+from .show import text_table
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
 
@@ -58,13 +58,12 @@ def select(
     if as_json:
         print(json.dumps(document))
         return
-    table = Table()
-    for name in ("delta", "train AUC", "leak AUC / train AUC"):
-        table.add_column(name, justify="right")
-    for delta, ratio in chosen.ratios.items():
-        table.add_row(f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}")
+    rows = [
+        [f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}"]
+        for delta, ratio in chosen.ratios.items()
+    ]
     console = Console()
-    console.print(table)
+    console.print(text_table(["delta", "train AUC", "leak AUC / train AUC"], rows, 0))
     console.print(
         f"delta {chosen.delta:g} leaks least for what it learns; gamma "
         f"{balanced.gamma:.3g} makes both gradients equally large",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ def show_result(document: dict[str, Any]) -> None:
     console = Console()
     console.print(title, highlight=False)
     lacking = any(config.get(name) for name in _LACKING)
-    console.print(_epochs(records, {"loss"} if lacking else {"loss", "ace"}))
+    console.print(
+        _epochs(records, {"loss", "f1"} if lacking else {"loss", "f1", "ace"})
+    )
     found = leaks(records)
     if not found.empty:
         regression = utilities(records)["regression"].any()
@@ -66,6 +68,20 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
 
 
+def text_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+) -> Table:
+    """Return a table for the terminal; all but the first columns are numbers."""
+    table = Table()
+    for place, head in enumerate(heads):
+        table.add_column(
+            head, justify="left" if place < left else "right", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
     """Return loss and evaluation of the first, the middle and the last epoch."""
     training = records.query("metric == 'loss' and split == 'train' and step == 0")
@@ -74,47 +90,45 @@ def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
     found = found[~found["metric"].isin(hidden)]
     names = found["split"] + " " + found["metric"].str.replace("_", " ")
     values = found.assign(name=names).set_index(["epoch", "name"])["value"]
-    shown = Table()
-    for name in ("epoch", "loss", *names.unique()):
-        shown.add_column(name, justify="right")
+    rows = []
     for place in sorted({0, len(losses) // 2, len(losses) - 1}):
         epoch = losses.index[place]
-        cells = [values.get((epoch, name)) for name in names.unique()]
+        cells = [losses[epoch], *(values.get((epoch, name)) for name in names.unique())]
         texts = ["" if value is None else f"{value:.4f}" for value in cells]
-        shown.add_row(str(epoch), f"{losses[epoch]:.4f}", *texts)
-    return shown
+        rows.append([str(epoch), *texts])
+    return text_table(["epoch", "loss", *names.unique()], rows, left=0)
 
 
 def _leakage(found: pd.DataFrame, column: str) -> Table:
     """Return one figure of each attack on each party, and on each of its layers."""
-    attacks = list(found["attack"].unique())
-    shown = Table()
-    for name in ("party", *attacks):
-        shown.add_column(name, justify="left" if name == "party" else "right")
+    attacks, lines = list(found["attack"].unique()), []
     for (party, random), own in found.groupby(["party", "random"], sort=False):
         ordered = own.sort_values("layer", key=lambda names: names != "", kind="stable")
         for layer, rows in ordered.groupby("layer", sort=False):
-            name = (
-                f"  layer {layer}" if layer else party + (" random" if random else "")
-            )
+            name = f"{party} random" if random else party
             values = rows.set_index("attack")[column].reindex(attacks)
-            shown.add_row(name, *("" if v != v else f"{v:.3f}" for v in values))
-    return shown
+            cells = ["" if value != value else f"{value:.3f}" for value in values]
+            lines.append([f"  layer {layer}" if layer else name, *cells])
+    return text_table(["party", *attacks], lines)
 
 
 def _completion(entries: list[dict[str, Any]]) -> Table:
     """Return the success of model completion beside what the labels alone give."""
-    shown = Table()
-    for name in ("attack", "party", "metric"):
-        shown.add_column(name, overflow="fold")
-    for name in ("train", "test", "alone: train", "alone: test"):
-        shown.add_column(name, justify="right")
-    for (attack, party), own in pd.DataFrame(entries).groupby(
-        ["attack", "party"], sort=False
-    ):
+    heads = [
+        "attack",
+        "party",
+        "metric",
+        "train",
+        "test",
+        "alone: train",
+        "alone: test",
+    ]
+    lines = []
+    groups = pd.DataFrame(entries).groupby(["attack", "party"], sort=False)
+    for (attack, party), own in groups:
         cells = [_average(own[key].dropna().astype(float)) for key in _SUCCESSES]
-        shown.add_row(parse_spec(attack)[0], party, own["metric"].iloc[0], *cells)
-    return shown
+        lines.append([parse_spec(attack)[0], party, own["metric"].iloc[0], *cells])
+    return text_table(heads, lines, left=3)
 
 
 def _average(values: pd.Series[float]) -> str:

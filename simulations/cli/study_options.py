@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,13 +47,19 @@ AsJson = Annotated[
 ]
 
 
+AsMarkdown = Annotated[
+    bool,
+    typer.Option("--markdown", help="The table in Markdown.", rich_help_panel=RUN),
+]
+
+
 def source_of(config: RunConfig) -> str:
-    """Return what a run's data is called."""
+    """Return the name of a run's data."""
     return Path(config.label_party).stem or config.dataset
 
 
 def show_errors(study: Study) -> None:
-    """Say which runs failed, and why."""
+    """Print which runs failed, and why."""
     labels = {trial["key"]: trial["labels"] for trial in study.trials}
     for key, error in study.errors.items():
         what = ", ".join(f"{name} {value}" for name, value in labels[key].items())
@@ -64,15 +72,17 @@ def show_errors(study: Study) -> None:
         )
 
 
-def end(study: Study, report: Path | None = None) -> None:
-    """Print errors and the path of the report; exit with 1 if a run failed."""
+def finish(
+    study: Study, found: dict[str, Any], as_json: bool, show: Callable[[], None]
+) -> None:
+    """Print what a study found, write its report; exit with 1 if a run failed."""
+    if study.documents and not as_json:
+        show()
+    report = str(write_report(study.folder)) if study.documents else None
+    if as_json:
+        print(json.dumps(found | {"folder": str(study.folder), "report": report}))
     show_errors(study)
-    if report is not None:
+    if report and not as_json:
         print(report)
     if study.errors:
         raise typer.Exit(1)
-
-
-def report_of(study: Study) -> Path | None:
-    """Write the report of a study; None if no run of it is finished."""
-    return write_report(study.folder) if study.documents else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.checks import check_trials, default_attacks
@@ -24,6 +23,7 @@ from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 
 from .options import takes_settings
+from .show import text_table
 from .study_options import (
     AsJson,
     Engine,
@@ -31,8 +31,7 @@ from .study_options import (
     Out,
     RayAddress,
     Workers,
-    end,
-    report_of,
+    finish,
     source_of,
 )
 
@@ -97,40 +96,30 @@ def sweep(
         gpus=gpus,
         bar=not as_json,
     )
-    study.extra["tradeoff"] = tradeoff(study)
+    found = study.extra["tradeoff"] = tradeoff(study)
     study.save()
-    table = study.write_table(format)
-    if not as_json and study.documents:
-        _show(study.extra["tradeoff"])
-        print(table)
-    report = report_of(study)
-    if as_json:
-        where = {"results": str(table), "report": report and str(report)}
-        print(json.dumps({"title": study.title, **study.extra["tradeoff"], **where}))
-    end(study, None if as_json else report)
+    table = str(study.write_table(format))
+    document = {"title": study.title, **found, "results": table}
+    finish(study, document, as_json, partial(_show, found, table))
 
 
-def _show(found: dict[str, Any]) -> None:
-    """Print the points of every curve, and the area under each."""
-    console = Console(highlight=False)
+def _show(found: dict[str, Any], table: str) -> None:
+    """Print the points of every curve, the area under each, and the table's path."""
     metric = found["metric"].replace("_", " ").replace("auc", "AUC")
-    points = Table()
-    for name in ("defense", "setting"):
-        points.add_column(name, overflow="fold")
-    for name in (metric, "largest leak", "privacy", "utility"):
-        points.add_column(name, justify="right")
-    areas = Table()
-    areas.add_column("defense", overflow="fold")
-    areas.add_column("area under the curve", justify="right")
+    heads = ["defense", "setting", metric, "largest leak", "privacy", "utility"]
+    points, areas = [], []
     for defense, curve in found["curves"].items():
-        areas.add_row(defense, f"{curve['area']:.3f}")
+        areas.append([defense, f"{curve['area']:.3f}"])
         for point in curve["points"]:
             setting = ", ".join(f"{n}={v}" for n, v in point["labels"].items())
             attack = max(point["leaks"], key=point["leaks"].__getitem__)
             leak = f"{point['leaks'][attack]:.3f} {attack}"
             figures = [f"{point[name]:.3f}" for name in ("x", "y")]
-            points.add_row(defense, setting, f"{point['utility']:.3f}", leak, *figures)
-    console.print(points, areas)
+            points.append([defense, setting, f"{point['utility']:.3f}", leak, *figures])
+    console = Console(highlight=False)
+    console.print(text_table(heads, points, left=2))
+    console.print(text_table(["defense", "area under the curve"], areas))
     console.print(
         "privacy 1: no attack beats a coin; utility 1: no error; mean of seeds"
     )
+    print(table)

@@ -11,7 +11,8 @@ import pandas as pd
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.results import RESULT_FILE, read_json, table
-from flower_vfl.simulations.studies.study import RUNS_FOLDER, Study, Trial, run_study
+from flower_vfl.simulations.studies.study import RUNS_FOLDER, Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
 
 from .cell_metrics import DERIVED, READINGS, Found, seconds
 from .cells import SEED

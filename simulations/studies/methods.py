@@ -28,7 +28,7 @@ from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.defenses.registry import SHORT_NAMES
 
-from .study import Trial
+from .trials import Trial
 
 VANILLA = "none"
 Values = Mapping[str, Sequence[str]]  # of every name that is varied

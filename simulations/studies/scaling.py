@@ -16,7 +16,8 @@ from flower_vfl.simulations.runtime.memory import can_watch_memory
 from flower_vfl.specs import build_from_spec
 
 from .run_metrics import leaks, main_metric, utilities, whole_run
-from .study import Study, Trial
+from .study import Study
+from .trials import Trial
 
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
 LEAKAGE, COST = "leakage", "cost"  # its parts

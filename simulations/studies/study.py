@@ -8,28 +8,18 @@ goes on where it was.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import track
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import (
     FORMAT,
     RESULT_FILE,
@@ -43,61 +33,10 @@ from flower_vfl.simulations.results import (
 from flower_vfl.simulations.runtime.engines import ENGINES
 
 from .run_metrics import run_columns
-from .trials import Outcome, outcomes
+from .trials import ELSEWHERE, Outcome, Trial, outcomes
 
 STUDY_FILE, RUNS_FOLDER = "study.json", "runs"
 TABLES = {"csv": "results.csv", "parquet": "results.parquet"}
-# Settings that say where and how a run is kept and reached, not what it finds.
-_ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence"}
-_ELSEWHERE |= {"address", "advertise", "certificate", "private_key"}
-_ELSEWHERE |= {"root_certificate", "insecure"}
-_ELSEWHERE |= {"transport"}  # follows from the engine
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a study.
-
-    Parameters
-    ----------
-    labels : Mapping[str, str]
-        What differs between the trials, in the order of the table's columns.
-    config : RunConfig
-        The settings; ``out``, ``state_dir`` and ``resume`` do not count.
-    engine : str (default: "in-process")
-        What it runs on.
-    """
-
-    labels: Mapping[str, str]
-    config: RunConfig
-    engine: str = "in-process"
-
-    @property
-    def digest(self) -> str:
-        """A short digest of the engine and of the settings that decide the result."""
-        # Only what is not the default, so that a new setting leaves old keys alone.
-        decisive = {
-            f.name: getattr(self.config, f.name)
-            for f in fields(RunConfig)
-            if f.name not in _ELSEWHERE and getattr(self.config, f.name) != f.default
-        }
-        text = json.dumps([self.engine, decisive], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-    @property
-    def key(self) -> str:
-        """Name of the run's folder: its labels and its digest."""
-        words = "-".join(f"{name}-{value}" for name, value in self.labels.items())
-        slug = re.sub(r"[^\w.]+", "-", words).strip("-.")[:60].strip("-.")
-        return f"{slug}-{self.digest}"
-
-    def made(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a result is that of this trial."""
-        known = {**asdict(RunConfig()), **document.get("config", {})}
-        own = asdict(self.config)
-        same = all(known[name] == own[name] for name in own.keys() - _ELSEWHERE)
-        kind = document.get("format"), document.get("engine")
-        return same and kind == (FORMAT, self.engine)
 
 
 @dataclass
@@ -177,7 +116,7 @@ class Study:
         documents = [self.documents[key] for key in keys]
         labels = self.labels().loc[keys].apply(_numbers)
         settings = pd.DataFrame([d["config"] for d in documents], keys, dtype=object)
-        settings = settings.drop(columns={*_ELSEWHERE, *self.varied}, errors="ignore")
+        settings = settings.drop(columns={*ELSEWHERE, *self.varied}, errors="ignore")
         differing = settings.columns[settings.astype(str).nunique() > 1]
         facts = [{"workers": d.get("workers", 1), **_versions(d)} for d in documents]
         parts = [
@@ -225,11 +164,18 @@ def run_study(
     unique = {trial.key: trial for trial in trials}
     study = _begin(folder, kind, title, unique, dict(extra or {}))
     waiting = {k: t for k, t in unique.items() if k not in study.documents}
+    console = Console(stderr=True)
+    ended = track(
+        outcomes(waiting, workers, ray_address, gpus),
+        title,
+        total=len(unique),
+        completed=len(study.documents),
+        console=console,
+        disable=not (bar and console.is_terminal),
+    )
     try:
-        with _progress(title, len(unique), len(study.documents), bar) as finished:
-            for key, outcome in outcomes(waiting, workers, ray_address, gpus):
-                _keep(study, key, outcome, workers)
-                finished(unique[key])
+        for key, outcome in ended:
+            _keep(study, key, outcome, workers)
     finally:  # also after Ctrl-C
         study.save()
         study.write_table()
@@ -315,24 +261,3 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
         return pd.to_numeric(column)
     except (ValueError, TypeError):
         return column
-
-
-@contextmanager
-def _progress(title: str, total: int, done: int, bar: bool) -> Iterator[Any]:
-    """Show how many of the runs are finished, and which was the last."""
-    console = Console(stderr=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    shown = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[last]}", markup=False),
-        console=console,
-        disable=not (bar and console.is_terminal),
-    )
-    with shown:
-        task = shown.add_task(title, total=total, completed=done, last="")
-
-        def finished(trial: Trial) -> None:
-            shown.update(task, advance=1, last=", ".join(trial.labels.values()))
-
-        yield finished

@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.plugins import load_plugins, plugin_names
-from flower_vfl.simulations.results import PARTIES_FOLDER, RESULT_FILE
+from flower_vfl.simulations.results import FORMAT, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
 
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
+_LEFT = (PARTIES_FOLDER, RESULT_FILE)  # not kept with the others
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
 _QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Settings that say where and how a run is kept and reached, not what it finds.
+ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence"}
+ELSEWHERE |= {"address", "advertise", "certificate", "private_key"}
+ELSEWHERE |= {"root_certificate", "insecure"}
+ELSEWHERE |= {"transport"}  # follows from the engine
 
 
-class Runnable(Protocol):
-    """What is run: settings, and an engine by name."""
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study.
+
+    Parameters
+    ----------
+    labels : Mapping[str, str]
+        What differs between the trials, in the order of the table's columns.
+    config : RunConfig
+        The settings; ``out``, ``state_dir`` and ``resume`` do not count.
+    engine : str (default: "in-process")
+        What it runs on.
+    """
+
+    labels: Mapping[str, str]
+    config: RunConfig
+    engine: str = "in-process"
 
     @property
-    def config(self) -> RunConfig:
-        """The settings."""
+    def digest(self) -> str:
+        """A short digest of the engine and of the settings that decide the result."""
+        # Only what is not the default, so that a new setting leaves old keys alone.
+        decisive = {
+            f.name: getattr(self.config, f.name)
+            for f in fields(RunConfig)
+            if f.name not in ELSEWHERE and getattr(self.config, f.name) != f.default
+        }
+        text = json.dumps([self.engine, decisive], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
-    def engine(self) -> str:
-        """Name of the engine."""
+    def key(self) -> str:
+        """Name of the run's folder: its labels and its digest."""
+        words = "-".join(f"{name}-{value}" for name, value in self.labels.items())
+        slug = re.sub(r"[^\w.]+", "-", words).strip("-.")[:60].strip("-.")
+        return f"{slug}-{self.digest}"
+
+    def made(self, document: Mapping[str, Any]) -> bool:
+        """Return whether a result is that of this trial."""
+        known = {**asdict(RunConfig()), **document.get("config", {})}
+        own = asdict(self.config)
+        same = all(known[name] == own[name] for name in own.keys() - ELSEWHERE)
+        kind = document.get("format"), document.get("engine")
+        return same and kind == (FORMAT, self.engine)
 
 
 def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
@@ -56,17 +99,13 @@ def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
         files = {
             str(path.relative_to(folder)): path.read_bytes()
             for path in sorted(Path(folder).rglob("*"))
-            if path.is_file() and _is_kept(path.relative_to(folder))
+            if path.is_file() and path.relative_to(folder).parts[0] not in _LEFT
         }
     return document, files
 
 
-def _is_kept(path: Path) -> bool:
-    return path.parts[0] not in (PARTIES_FOLDER, RESULT_FILE)
-
-
 def outcomes(
-    trials: Mapping[str, Runnable],
+    trials: Mapping[str, Trial],
     workers: int,
     ray_address: str,
     gpus: float,
@@ -89,7 +128,7 @@ def outcomes(
 
 
 def _on_ray(
-    ray: Any, trials: Mapping[str, Runnable], workers: int, gpus: float
+    ray: Any, trials: Mapping[str, Trial], workers: int, gpus: float
 ) -> Iterator[tuple[str, Outcome]]:
     """Keep `workers` tasks going until every trial has ended."""
     # A new process for each run would take longer to start than a small run takes.

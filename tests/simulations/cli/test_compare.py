@@ -32,7 +32,8 @@ from flower_vfl.simulations.studies.comparison import (
     table_document,
 )
 from flower_vfl.simulations.studies.methods import parse_method
-from flower_vfl.simulations.studies.study import Study, Trial, run_study
+from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
 
 TINY = ("--limit", "120", "--epochs", "1")
 

@@ -30,7 +30,8 @@ from flower_vfl.simulations.studies.methods import (
     parse_values,
     sweep_trials,
 )
-from flower_vfl.simulations.studies.study import Study, Trial, run_study
+from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.simulations.studies.tradeoff import (
     area,
     privacy,

@@ -29,7 +29,8 @@ from flower_vfl.simulations.studies.run_metrics import (
     run_columns,
     utilities,
 )
-from flower_vfl.simulations.studies.study import Study, Trial, run_study
+from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
 
 TINY = RunConfig(limit=120, epochs=1, attack="norm,mean", reproducible_noise=True)
 
