@@ -18,7 +18,7 @@ from flower_vfl.simulations.capture import CAPTURE_FILE, check_capture, whole
 from flower_vfl.simulations.cli.predict import predict_saved
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import load_rows, make_passive
-from flower_vfl.simulations.results import PARTIES_FOLDER
+from flower_vfl.simulations.results import PARTIES_FOLDER, table
 from flower_vfl.simulations.runtime.engines import run_and_attack
 
 SMALL = RunConfig(
@@ -39,12 +39,10 @@ def run(config: RunConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
-    epochs = [
-        {k: v for k, v in e.items() if not k.endswith("seconds")}
-        for e in document["epochs"]
-    ]
-    kept = {k: v for k, v in document.items() if k not in ("seconds", "config")}
-    return kept | {"epochs": epochs}
+    records = table(document)
+    records = records[~records["metric"].str.contains("seconds")]
+    kept = {name: document[name] for name in ("final", "stopped", "bytes", "versions")}
+    return kept | {"records": records.to_dict("list")}
 
 
 def states(folder: Path) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def test_what_is_kept_of_gradients(tmp_path: Path) -> None:
     document, arrays = run(config, tmp_path)
     rows = load_rows(config, 0)
     training = int((rows.codes == TRAIN).sum())
-    steps = document["epochs"][-1]["steps"]
+    steps = int(table(document).query("metric == 'steps'")["value"].iloc[-1])
     for party in ("passive-1", "passive-2"):
         gradient = arrays[f"{capture.GRADIENT}/{party}"].astype(np.float64)
         label = arrays[f"{capture.GRADIENT_LABEL}/{party}"]
