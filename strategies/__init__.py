@@ -14,6 +14,7 @@ from flower_vfl.strategies.defenses.max_norm import MaxNorm
 from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
 from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
+from flower_vfl.strategies.defenses.placement import PLACEMENTS, Defense, Placement
 from flower_vfl.strategies.defenses.ppdl import PPDL
 from flower_vfl.strategies.defenses.registry import (
     DEFENSES,
@@ -27,7 +28,7 @@ from .checkpoints import Checkpoints
 from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
-from .vertical import PLACEMENTS, Defense, Placement, VerticalStrategy
+from .vertical import VerticalStrategy
 
 __all__ = [
     "DEFENSES",

@@ -30,11 +30,7 @@ from .evaluation import Evaluation
 
 @dataclass
 class LabelStep:
-    """The result of one training step at the label party.
-
-    `gradients` are what leaves for each passive party; one whose gradient a defense
-    withheld is missing. `labels` are class numbers, for a defense at the strategy.
-    """
+    """One training step: the gradients that leave, without those that were withheld."""
 
     gradients: dict[str, Tensor]
     loss: float
@@ -244,15 +240,9 @@ class LabelParty(Party):
             self.imputer.commit()
         leaving, measured = dict(zip(received, gradients, strict=True)), []
         if not self.defender.idle:
-            leaving, measured = self.defender.defend(
-                leaving,
-                labels.classes,
-                step,
-                epoch,
-                real=labels.real,
-                seen=Seen(received, rows),
-                late=late,
-            )
+            given = (leaving, labels.classes, step, epoch)
+            about = {"real": labels.real, "seen": Seen(received, rows)}
+            leaving, measured = self.defender.defend(*given, **about, late=late)
         metrics = outcome.metrics
         return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
 
