@@ -65,7 +65,6 @@ def result_document(
         "records": {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)},
     }
     last = final_metrics(table(document).assign(**{RUN: ""}))
-    document |= old_keys(result)
     return document | {"final": dict(zip(last["name"], last["value"], strict=True))}
 
 
@@ -216,26 +215,3 @@ def check_format(document: Mapping[str, Any], path: Path) -> None:
             f"'{path}' has format {document.get('format')}, this version reads format "
             f"{FORMAT}; run the command that made it again"
         )
-
-
-def old_keys(result: VerticalResult) -> Document:
-    """Return what the report reads until it reads the records."""
-    series: Document = {}
-    for each in result.records:
-        entry = series.setdefault(each.name, {"steps": [], "values": []})
-        entry["steps"].append(each.step)
-        entry["values"].append(each.value)
-    train, evaluated = (
-        result.train_metrics_clientapp,
-        result.evaluate_metrics_clientapp,
-    )
-    epochs = [
-        {"epoch": e, **dict(train[e]), **dict(evaluated.get(e, {}))} for e in train
-    ]
-    leakage, membership = result.leakage(), result.membership()
-    return {
-        "epochs": epochs,
-        "series": series,
-        "leakage": leakage,
-        "membership": membership,
-    }

@@ -5,14 +5,11 @@ Every function takes what :func:`flower_vfl.simulations.results.tables` returns.
 
 from __future__ import annotations
 
-from math import nan
-from typing import Any
-
 import pandas as pd
 
 from flower_vfl.leakage.monitor import FLIPPED, LEAK
 from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics, tables
+from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
 from flower_vfl.specs import parse_spec
 from flower_vfl.transform import AUC_BOUND
 
@@ -126,43 +123,3 @@ def run_columns(records: pd.DataFrame) -> pd.DataFrame:
     whole = pd.concat([part[[RUN, "name", "value"]] for part in parts])
     wide = whole.pivot(index=RUN, columns="name", values="value")
     return wide[list(whole["name"].unique())].rename_axis(columns=None)
-
-
-# What the report reads until it reads the records.
-
-
-def _records(document: Any) -> pd.DataFrame:
-    return tables({"": document})
-
-
-def utility_of(document: Any) -> tuple[str, float]:  # noqa: D103
-    found = utilities(_records(document))
-    return (found["name"].iloc[0], found["value"].iloc[0]) if len(found) else ("", nan)
-
-
-def is_regression(document: Any) -> bool:  # noqa: D103
-    return bool(utilities(_records(document))["regression"].any())
-
-
-def leaks_of(document: Any) -> dict[str, dict[str, float]]:  # noqa: D103
-    found: dict[str, dict[str, float]] = {}
-    for row in leaks(_records(document)).to_dict("records"):
-        attack = row["attack"] + (f"@{row['layer']}" if row["layer"] else "")
-        party = row["party"] + ("/random" if row["random"] else "")
-        found.setdefault(attack, {})[party] = row["leak"]
-    return found
-
-
-def worst_leaks(document: Any) -> dict[str, float]:  # noqa: D103
-    found = largest_leaks(_records(document))
-    return dict(zip(found["attack"], found["leak"], strict=True))
-
-
-def completions_in(document: Any) -> dict[str, float]:  # noqa: D103
-    found = completions(_records(document))
-    names = "completion_" + found["attack"] + "_" + found["split"]
-    return dict(zip(names, found["value"], strict=True))
-
-
-def bound_of(document: Any) -> float | None:  # noqa: D103
-    return next(iter(bounds(_records(document))), None)
