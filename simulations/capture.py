@@ -21,7 +21,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.grids.wrapped import WrappedGrid
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.protocol.messages import Verb, read
+from flower_vfl.protocol.messages import GRADIENT as SENT_GRADIENT
+from flower_vfl.protocol.messages import Verb, read, to_tensor
 from flower_vfl.randomness import derive_seed
 from flower_vfl.strategies import VerticalStrategy
 
@@ -33,7 +34,7 @@ CAPTURE_FILE = "capture.npz"
 GRADIENT, GRADIENT_STEP = "gradient", "gradient_step"
 GRADIENT_LABEL, GRADIENT_PREDICTION = "gradient_label", "gradient_prediction"
 EMBEDDING, LABEL, PREDICTION = "embedding", "label", "prediction"
-TASK, CLASSES = "task", "classes"
+TASK, CLASSES, PARTIES = "task", "classes", "parties"
 _BRINGS_GRADIENT = (Verb.FORWARD, Verb.EMBED, Verb.CHECKPOINT, Verb.BACKWARD)
 
 Arrays = dict[str, NDArray[Any]]
@@ -83,11 +84,11 @@ class CapturingGrid(WrappedGrid):
 
     def _note_gradient(self, message: Message) -> None:
         content, node = read(message), message.metadata.dst_node_id
-        gradient = content.gradient()
-        if gradient is None:
+        if SENT_GRADIENT not in content.arrays:
             return
+        gradient = to_tensor(content.arrays[SENT_GRADIENT])
         if node not in self._newest or len(gradient) >= len(self._newest[node][1]):
-            self._newest[node] = content.number("gradient-step"), gradient
+            self._newest[node] = content.gradient_step, gradient
 
     def _note_reply(self, reply: Message) -> None:
         kind, node = reply.metadata.message_type, reply.metadata.src_node_id
@@ -107,6 +108,7 @@ class CapturingGrid(WrappedGrid):
         }
         arrays |= self._held_out(strategy, chosen)
         arrays |= self._gradients(strategy, chosen)
+        arrays[PARTIES] = np.asarray(list(self._names.values()), dtype=np.str_)
         folder = Path(config.out)
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{CAPTURE_FILE}.{os.getpid()}"
@@ -151,7 +153,7 @@ class _Rows:
     """Chooses rows whose labels the label party knows."""
 
     def __init__(self, label: LabelParty, config: RunConfig) -> None:
-        self.schedule = label.agreed()
+        self.schedule = label.configured()
         self._label = label
         self._count = config.capture
         self._seed = derive_seed(config.seed, "capture")
@@ -160,7 +162,7 @@ class _Rows:
         """Return the rows of a training step."""
         steps = self.schedule.batches("train", training=True)
         epoch, index = divmod(step - 1, steps)
-        return self.schedule.training_rows(epoch + 1, index).cpu()
+        return self.schedule.training_batches(epoch + 1)[index].cpu()
 
     def pick(self, rows: Tensor) -> tuple[Tensor, NDArray[Any]]:
         """Return the places of some of the rows, in order, and their labels."""
@@ -174,26 +176,30 @@ class _Rows:
         return places, labels.cpu()[own[places]].numpy()
 
 
+def parties(arrays: Arrays, what: str) -> list[str]:
+    """Return the parties of which gradients or embeddings were kept."""
+    return [str(name) for name in arrays[PARTIES] if f"{what}/{name}" in arrays]
+
+
 def whole(arrays: Arrays) -> bool:
     """Return whether kept rows have all their parts, of equal length and finite."""
-    together = [[LABEL, PREDICTION, *(n for n in arrays if n.startswith(EMBEDDING))]]
-    for name in arrays:
-        if name.startswith(f"{GRADIENT}/"):
-            party = name.partition("/")[2]
-            parts = (GRADIENT, GRADIENT_LABEL, GRADIENT_PREDICTION)
-            together.append([f"{part}/{party}" for part in parts])
-            if f"{GRADIENT_STEP}/{party}" not in arrays:
-                return False
-    if together[0] == [LABEL, PREDICTION] and LABEL not in arrays:
-        together.pop(0)  # a run without test rows
-    for names in together:
-        if not set(names) <= set(arrays):
+    if not {TASK, CLASSES, PARTIES} <= set(arrays):
+        return False
+    embedded = [f"{EMBEDDING}/{name}" for name in parties(arrays, EMBEDDING)]
+    together = []
+    if embedded or LABEL in arrays:  # there are test rows
+        together.append([LABEL, PREDICTION, *embedded])
+    for name in parties(arrays, GRADIENT):
+        if f"{GRADIENT_STEP}/{name}" not in arrays:
             return False
-        if len({arrays[name].shape[:1] for name in names}) > 1:
-            return False
-        if not all(np.isfinite(arrays[name]).all() for name in names):
-            return False
-    return {TASK, CLASSES} <= set(arrays)
+        parts = (GRADIENT, GRADIENT_LABEL, GRADIENT_PREDICTION)
+        together.append([f"{part}/{name}" for part in parts])
+    return all(
+        set(names) <= set(arrays)
+        and len({arrays[name].shape[:1] for name in names}) == 1
+        and all(np.isfinite(arrays[name]).all() for name in names)
+        for names in together
+    )
 
 
 def _matrix(rows: Tensor) -> NDArray[np.float32]:

@@ -1,5 +1,43 @@
 """One HTML file about a study or a run, and its charts as pictures."""
 
-from .writing import PICTURES_FOLDER, REPORT_FILE, write_report
+from pathlib import Path
 
 __all__ = ["PICTURES_FOLDER", "REPORT_FILE", "write_report"]
+
+REPORT_FILE, PICTURES_FOLDER = "report.html", "pictures"
+
+
+def write_report(folder: Path, pictures: bool = False) -> Path:
+    """Write ``report.html`` into a folder and return its path.
+
+    The file holds everything that it shows and fetches nothing from the network.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of a study, or the ``--out`` folder of a run.
+    pictures : bool (default: False)
+        Also write every chart as SVG and PNG, into the folder ``pictures``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from flower_vfl.errors import ConfigError
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         write_report(Path(folder))
+    ...     except ConfigError as error:
+    ...         print("no result.json" in str(error))
+    True
+    """
+    # Altair takes time to load, which commands without a report need not spend.
+    from .data import load_report
+    from .page import write_page, write_pictures
+    from .sections import all_sections
+
+    report = load_report(folder)
+    sections = all_sections(report)
+    write_page(report, sections, folder / REPORT_FILE)
+    if pictures:
+        write_pictures(sections, folder / PICTURES_FOLDER)
+    return folder / REPORT_FILE

@@ -1,142 +1,159 @@
-"""Tables of a report: the summary, and how the runs were made."""
+"""Tables of a report."""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan, nan
+from typing import Any
+
+import pandas as pd
 
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.studies.run_metrics import (
-    bound_of,
-    completions_in,
-    utility_of,
-    worst_leaks,
-)
+from flower_vfl.simulations.papers.cells import cells_of
+from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
+from flower_vfl.simulations.papers.reproduce import KIND, measured
+from flower_vfl.simulations.results import RUN
+from flower_vfl.simulations.studies import run_metrics
+from flower_vfl.simulations.studies.study import Study
 
-from .content import Cell, Section, Table, average, number
-from .curves import metric_name
-from .runs import PLAIN, Group, Report
+from .data import PLAIN, Report, metric_name
 
+Cell = tuple[str, float | None]  # what is written, and the number that it is sorted by
 # Where a run was kept; says nothing about it.
 _ELSEWHERE = {"out", "state_dir", "resume", "data_dir"}
 
 
-def summary_section(report: Report) -> Section:
-    """Return one row for each group: how good, how leaky, how slow."""
-    attacks, completions = report.attacks, _completions(report)
-    bounded = any(bound_of(run.document) is not None for run in report.runs)
-    several = any(len(group.runs) > 1 for group in report.groups)
-    name = metric_name(report.metric) or "utility"
-    spread = ["worst", "best"] if several else []
-    families = {group.family for group in report.groups}
-    heads = ["defense" if len(families) > 1 else "run", "seeds", name, *spread]
-    heads += [f"leak {attack}" for attack in attacks]
-    heads += ["bound"] if bounded else []
-    heads += [
-        text.removeprefix("completion_").replace("_", " ") for text in completions
-    ]
-    heads += ["ms per step"]
-    plain = {g.data: _step_time(g) for g in report.groups if g.family == PLAIN}
-    timed = plain and len(families) > 1
-    heads += ["time ratio"] if timed else []
+@dataclass(frozen=True)
+class Table:
+    """A table; `settings` are those of each row, for the page's filters."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    settings: Sequence[Sequence[str]] = ()
+    sortable: bool = False
+    folded: bool = False
+
+
+def number(value: float, digits: int = 3) -> Cell:
+    """Return a number as a cell, which is empty for NaN."""
+    return ("", None) if isnan(value) else (f"{value:.{digits}f}", float(value))
+
+
+def average(values: pd.Series[float]) -> Cell:
+    """Return mean and, of several values, standard deviation as a cell."""
+    values = values.dropna()
+    if values.empty:
+        return "", None
+    mean = float(values.mean())
+    spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
+    return f"{mean:.3f}{spread}", mean
+
+
+def summary_table(report: Report) -> Table:
+    """Return a row for each setting: how good, how leaky, how slow."""
+    runs, utility = report.runs, report.utility["value"]
+    columns = {f"leak {name}": report.largest_leaks[name] for name in report.attacks}
+    bounds = run_metrics.bounds(report.records)
+    columns |= {"bound": bounds} if len(bounds) else {}
+    found = run_metrics.completions(report.records)
+    for (attack, split), own in found.groupby(["attack", "split"], sort=False):
+        columns[f"{attack} {split}"] = own.set_index(RUN)["value"]
+    several = len(runs) > len(report.settings)
+    defenses = runs["family"].nunique() > 1
+    times = runs.groupby("setting", sort=False)["milliseconds"].median()
+    plain = report.settings[report.settings["family"] == PLAIN]
+    base = dict(zip(plain["data"], times[plain.index], strict=True))
+    timed = bool(base) and defenses
+    heads = ["defense" if defenses else "run", "seeds"]
+    heads += [metric_name(report.metric) or "utility"]
+    heads += ["worst", "best"] if several else []
+    heads += [*columns, "ms per step", *(["time ratio"] if timed else [])]
     rows = []
-    for group in report.groups:
-        row = _quality(group, several) + _leaks(group, attacks, completions, bounded)
-        step = _step_time(group)
-        row.append(number(step * 1e3, 2))
+    for setting, own in runs.groupby("setting", sort=False):
+        values = utility.reindex(own.index)
+        row: list[Cell] = [(str(setting), None), number(len(own), 0), average(values)]
+        row += [number(values.min()), number(values.max())] if several else []
+        row += [average(found.reindex(own.index)) for found in columns.values()]
+        row.append(number(times[setting], 2))
         if timed:
-            base = plain.get(group.data)
-            row.append(number(step / base, 2) if base else Cell(""))
+            row.append(number(times[setting] / base.get(own["data"].iloc[0], nan), 2))
         rows.append(row)
-    series = [(group.number,) for group in report.groups]
-    table = Table("Summary of all runs", heads, rows, series, sortable=True)
-    return Section("summary", "Summary", _summary_text(report), tables=[table])
+    settings = [[name] for name in times.index]
+    return Table("Summary of all runs", heads, rows, settings, sortable=True)
 
 
-def _summary_text(report: Report) -> str:
-    text = ""
-    if report.attacks:
-        text = (
-            "Leak: how well an attack tells the labels of a batch from the gradients, "
-            "at the party to which it tells most (AUC, 0.5 is chance; of values |ρ|, 0 "
-            "is chance). "
-        )
-    if any(len(group.runs) > 1 for group in report.groups):
-        text += "Mean ± standard deviation over seeds. "
-    families = {group.family for group in report.groups}
-    if PLAIN in families and len(families) > 1:
-        text += f"The time ratio is that of a step to '{PLAIN}' on the same data."
-    return text.strip()
-
-
-def _completions(report: Report) -> list[str]:
-    found = (name for run in report.runs for name in completions_in(run.document))
-    return list(dict.fromkeys(found))
-
-
-def _quality(group: Group, several: bool) -> list[Cell]:
-    values = [utility_of(run.document)[1] for run in group.runs]
-    values = [value for value in values if value == value]  # NaN: not evaluated
-    cells = [Cell(group.name), Cell(str(len(group.runs)), len(group.runs))]
-    cells.append(average(values))
-    if several:
-        ends = [min(values), max(values)] if values else []
-        cells += [number(end) for end in ends] or [Cell(""), Cell("")]
-    return cells
-
-
-def _leaks(
-    group: Group, attacks: list[str], completions: list[str], bounded: bool
-) -> list[Cell]:
-    documents = [run.document for run in group.runs]
-    leaks = [worst_leaks(document) for document in documents]
-    cells = [average([leak[a] for leak in leaks if a in leak]) for a in attacks]
-    if bounded:
-        bounds = [bound_of(document) for document in documents]
-        cells.append(average([bound for bound in bounds if bound is not None]))
-    found = [completions_in(document) for document in documents]
-    cells += [average([f[c] for f in found if c in f]) for c in completions]
-    return cells
-
-
-def _step_time(group: Group) -> float:
-    # The first run of a process is slow, which a median does not mind.
-    times = [float(run.document["seconds"]["step"]) for run in group.runs]
-    return statistics.median(times)
-
-
-def settings_section(report: Report) -> Section:
-    """Return the settings of the runs and the versions of what ran them."""
-    defaults = asdict(RunConfig())
-    configs = [run.document["config"] for run in report.runs]
-    names = [name for name in configs[0] if name not in _ELSEWHERE]
-    chosen: list[list[Cell]] = []
-    usual: list[list[Cell]] = []
-    for name in names:
-        values = list(dict.fromkeys(str(config.get(name)) for config in configs))
-        row = [Cell(name), Cell(_few(values))]
-        changed = values != [str(defaults.get(name))]
-        (chosen if changed else usual).append(row)
-    engines = dict.fromkeys(str(run.document["engine"]) for run in report.runs)
-    chosen.append([Cell("engine"), Cell(", ".join(engines))])
-    heads = ["setting", "value"]
-    tables = [
-        Table("What was chosen", heads, chosen),
-        Table("Versions", ["package", "version"], _versions(report)),
-        Table("Settings left at their defaults", heads, usual, folded=True),
+def calibration_table(found: Mapping[str, Sequence[Any]]) -> Table:
+    """Return the calibration error of each setting and the rows that it is of."""
+    rows = [
+        [(name, None), number(error), number(count, 0)]
+        for name, (error, count) in found.items()
     ]
-    return Section("settings", "Settings and versions", tables=tables)
+    heads = ["defense", "ACE", "rows"]
+    settings = [[name] for name in found]
+    return Table("Adaptive calibration error", heads, rows, settings, sortable=True)
 
 
-def _few(values: list[str], most: int = 12) -> str:
-    shown = [value or "(empty)" for value in values[:most]]
-    more = f", and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(shown) + more
+def paper_table(study: Study) -> Table:
+    """Return the figures of the paper that a study repeats, beside ours."""
+    columns = [str(column) for column in study.extra.get("columns", ())]
+    ours = _our_figures(study)
+    theirs = {tuple(row["labels"]): row["figures"] for row in study.extra["paper"]}
+    nothing = [""] * len(columns)
+    rows = []
+    for labels in dict.fromkeys([*theirs, *ours]):
+        row: list[Cell] = [(" / ".join(map(str, labels)), None)]
+        own, paper = ours.get(labels, nothing), theirs.get(labels, nothing)
+        for mine, printed in zip(own, paper, strict=False):
+            row += [(str(mine), None)] if ours else []
+            row.append((str(printed), None))
+        rows.append(row)
+    who = ("ours", "paper") if ours else ("paper",)
+    heads = [f"{column}, {one}" for column in columns for one in who]
+    return Table("The paper's figures", ["row", *heads], rows)
 
 
-def _versions(report: Report) -> list[list[Cell]]:
-    found: dict[str, dict[str, None]] = {}
-    for run in report.runs:
-        for name, version in run.document["versions"].items():
-            found.setdefault(str(name), {})[str(version)] = None
-    return [[Cell(name), Cell(", ".join(v))] for name, v in found.items()]
+def _our_figures(study: Study) -> dict[tuple[str, ...], list[str]]:
+    """Return what a study found, in the cells of the paper's table."""
+    name = study.extra.get("name")
+    if study.kind != KIND or name not in experiment_names():
+        return {}
+    experiment = load_experiment(name, bool(study.extra.get("quick")))
+    found = cells_of(experiment, measured(experiment, study, study.extra.get("seeds")))
+    return {labels: [cell.text for cell in cells] for labels, cells in found.items()}
+
+
+def settings_tables(report: Report) -> list[Table]:
+    """Return the settings of the runs and the versions of what ran them."""
+    documents = pd.DataFrame(list(report.documents.values()))
+    configs = _distinct(documents["config"])
+    versions = _distinct(documents["versions"])
+    defaults = {name: [str(value)] for name, value in asdict(RunConfig()).items()}
+    names = [name for name in configs if name not in _ELSEWHERE]
+    chosen = {n: configs[n] for n in names if configs[n] != defaults.get(n)}
+    chosen["engine"] = [str(engine) for engine in documents["engine"].unique()]
+    usual = {n: configs[n] for n in names if n not in chosen}
+    heads = ["setting", "value"]
+    return [
+        Table("What was chosen", heads, _listed(chosen)),
+        Table("Versions", ["package", "version"], _listed(versions)),
+        Table("Settings left at their defaults", heads, _listed(usual), folded=True),
+    ]
+
+
+def _distinct(mappings: pd.Series[Any]) -> dict[str, list[str]]:
+    """Return the different values of every name."""
+    frame = pd.DataFrame(list(mappings), dtype=object)
+    return {
+        str(name): list(dict.fromkeys(map(str, frame[name].dropna()))) for name in frame
+    }
+
+
+def _listed(values: Mapping[str, list[str]], most: int = 12) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for name, found in values.items():
+        more = f", and {len(found) - most} more" if len(found) > most else ""
+        text = ", ".join(value or "(empty)" for value in found[:most]) + more
+        rows.append([(name, None), (text, None)])
+    return rows

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ from report_cases import read
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.capture import CAPTURE_FILE, CLASSES
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+from flower_vfl.simulations.report.data import load_report
+from flower_vfl.simulations.report.page import script
+from flower_vfl.simulations.report.sections import all_sections
 from flower_vfl.simulations.studies.study import Study
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
@@ -25,16 +32,18 @@ def test_text_of_a_folder_is_never_markup(study_folder: Path) -> None:
     study.extra = {
         "note": EVIL,
         "columns": [EVIL],
-        "paper": [{"labels": [EVIL], "figures": {EVIL: EVIL}}],
+        "paper": [{"labels": [EVIL], "figures": [EVIL]}],
     }
     for trial in study.trials:
         trial["labels"] = {"defense": EVIL + trial["labels"]["defense"], EVIL: EVIL}
         document = study.documents[trial["key"]]
         document["versions"] = {EVIL: EVIL}
         document["engine"] = document["config"]["dataset"] = EVIL
-        for name in ("leakage", "series"):
-            text = json.dumps(document[name])
-            document[name] = json.loads(text.replace("passive-1", "passive-1<b>"))
+        text = json.dumps(document["records"])
+        text = text.replace("passive-1", "passive-1<b>").replace(
+            "norm", "norm</script>"
+        )
+        document["records"] = json.loads(text)
         path = study.run_folder(trial["key"])
         (path / "result.json").write_text(json.dumps(document))
         with np.load(path / CAPTURE_FILE) as kept:
@@ -44,13 +53,43 @@ def test_text_of_a_folder_is_never_markup(study_folder: Path) -> None:
     study.save()
     text, page = read(write_report(study_folder, pictures=True))
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("script") == 1 and not {"img", "b"} & set(tags)
+    # One script runs; the other is data.
+    assert tags.count("script") == 2 and not {"img", "b"} & set(tags)
+    types = [
+        attributes.get("type") for tag, attributes in page.elements if tag == "script"
+    ]
+    assert types == ["application/json", None]
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on")]
     assert "<script>alert" not in text and text.count("&lt;script&gt;") > 20
+    assert len(re.findall("</script", text, re.IGNORECASE)) == 2
     for picture in (study_folder / PICTURES_FOLDER).glob("*.svg"):
         tree = ElementTree.parse(picture)
         assert not [e for e in tree.iter() if e.tag.endswith(("script", "img"))]
+
+
+def test_text_of_a_folder_is_never_an_expression(study_folder: Path) -> None:
+    study = Study.load(study_folder)
+    code = "'] + alert(1) + datum['"
+    for trial in study.trials:
+        trial["labels"] = {"defense": code + trial["labels"]["defense"], code: code}
+    study.save()
+    sections = all_sections(load_report(study_folder))
+    for figure in (figure for section in sections for figure in section.figures):
+        spec = figure.chart.to_dict()
+        assert code not in json.dumps(list(expressions(spec)))
+
+
+def expressions(spec: Any) -> Iterator[Any]:
+    """Yield what Vega evaluates in a specification."""
+    if isinstance(spec, dict):
+        for key, value in spec.items():
+            if key in ("filter", "calculate", "expr", "test", "signal", "update"):
+                yield value
+            yield from expressions(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from expressions(value)
 
 
 def test_nothing_is_fetched_and_no_other_script_may_run(study_folder: Path) -> None:
@@ -58,19 +97,22 @@ def test_nothing_is_fetched_and_no_other_script_may_run(study_folder: Path) -> N
     policy = next(a for t, a in page.elements if t == "meta" and "http-equiv" in a)
     assert policy["content"] is not None
     assert policy["content"].startswith("default-src 'none'")
-    assert "script-src 'sha256-" in policy["content"]
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy["content"]
+    assert f"<script>{script()}</script>" in text
     for _, attributes in page.elements:
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
-    assert "url(" not in text and "@import" not in text
+    written = text.replace(script(), "")
+    assert "url(" not in written and "@import" not in written
 
 
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ({"epochs": None}, "not what flower-vfl writes"),
-        ({"series": {"leak_norm/a": {"steps": ["<b>"], "values": [1]}}}, "numbers"),
-        ({"final": {"test_auc": "0.9"}}, "numbers"),
+        ({"config": None}, "not what flower-vfl writes"),
+        ({"records": None}, "not what flower-vfl writes"),
+        ({"seconds": {"step": "<b>"}}, "not what flower-vfl writes"),
         ({"format": 99}, "format 99"),
     ],
 )

@@ -1,0 +1,292 @@
+"""Charts of a report: functions from a DataFrame to an Altair chart.
+
+A column ``setting`` holds what the page's filters hide; ``hidden`` is their parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+# Okabe and Ito's palette for all kinds of colour vision; yellow is lost on paper.
+COLOURS = {
+    "ink": "#1a1a1a",
+    "soft": "#5b5b5b",
+    "grid": "#dddddd",
+    "paper": "#ffffff",
+    "s0": "#1a1a1a",
+    "s1": "#0072b2",
+    "s2": "#d55e00",
+    "s3": "#009e73",
+    "s4": "#cc79a7",
+    "s5": "#e69f00",
+    "s6": "#56b4e9",
+}
+DARK = COLOURS | {
+    "ink": "#ececec",
+    "soft": "#a8a8a8",
+    "grid": "#3a3a3a",
+    "paper": "#191919",
+    "s0": "#ececec",
+    "s1": "#4aa3df",
+    "s2": "#ff8433",
+    "s3": "#1fc795",
+    "s6": "#9fd8ff",
+}
+SERIES = [name for name in COLOURS if name[1:].isdigit()]
+SHAPES = (
+    *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"),
+    "triangle-right",
+)
+DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2, 2])
+FONT = "system-ui, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+_DOTTED = [2, 2]
+_STROKES = {"symbolType": "stroke", "symbolSize": 400}
+_UNHIDDEN = "indexof(hidden, datum.setting) < 0"
+_WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
+
+
+def css(name: str) -> str:
+    """Return a colour as a CSS variable, which follows the reader's colour scheme."""
+    return f"var(--{name})"
+
+
+def with_colours(spec: Any, colours: Mapping[str, str]) -> Any:
+    """Return a specification with colours in place of CSS variables."""
+    if isinstance(spec, dict):
+        return {key: with_colours(value, colours) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [with_colours(value, colours) for value in spec]
+    known = {css(name): value for name, value in colours.items()}
+    return known.get(spec, spec) if isinstance(spec, str) else spec
+
+
+def theme() -> dict[str, Any]:
+    """Return the Vega-Lite config that all charts share."""
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": {
+            "domainColor": css("soft"),
+            "gridColor": css("grid"),
+            "labelColor": css("soft"),
+            "labelFontSize": 11,
+            "tickColor": css("soft"),
+            "titleColor": css("ink"),
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+        },
+        "legend": {"labelColor": css("ink"), "labelFontSize": 12},
+        "rule": {"color": css("soft"), "strokeDash": _DOTTED},
+    }
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, shape and dash of each value of a field."""
+
+    field: str
+    names: Sequence[str]
+    colours: Sequence[int]
+    shapes: Sequence[int]
+
+    def colour(self, field: str = "", **legend: Any) -> alt.Color:
+        """Return the colour channel; all layers of a chart need the same legend."""
+        values = [css(SERIES[n % len(SERIES)]) for n in self.colours]
+        shown = {"orient": "bottom", "columns": 2, "labelLimit": 140} | legend
+        return alt.Color(
+            f"{field or self.field}:N",
+            title=None,
+            scale=self._scale(values),
+            legend=alt.Legend(symbolLimit=200, **shown),
+        )
+
+    def shape(self) -> alt.Shape:
+        """Return the shape channel of points."""
+        values = [SHAPES[n % len(SHAPES)] for n in self.shapes]
+        return alt.Shape(f"{self.field}:N", title=None, scale=self._scale(values))
+
+    def dash(self) -> alt.StrokeDash:
+        """Return the dash channel of lines."""
+        values = [DASHES[n % len(DASHES)] for n in self.shapes]
+        return alt.StrokeDash(f"{self.field}:N", title=None, scale=self._scale(values))
+
+    def _scale(self, values: list[Any]) -> alt.Scale:
+        return alt.Scale(domain=list(self.names), range=values)
+
+    def shown(self) -> alt.Parameter:
+        """Return the selection of shown values; a click on the legend changes it."""
+        return alt.selection_point(
+            name=f"shown_{self.field}",
+            fields=[self.field],
+            bind="legend",
+            toggle="true",
+            clear=False,
+            empty=False,
+            value=[{self.field: name} for name in self.names],
+        )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Title and range of one axis."""
+
+    title: str
+    domain: tuple[float, float] | None = None
+    log: bool = False
+    whole: bool = False
+    labels: bool = True
+
+    def x(self) -> alt.X:
+        """Return the axis as the channel of column x."""
+        return alt.X("x:Q", **self._settings())
+
+    def y(self) -> alt.Y:
+        """Return the axis as the channel of column y."""
+        return alt.Y("y:Q", **self._settings())
+
+    def tooltip(self, column: str) -> alt.Tooltip:
+        """Return the values of the axis for a tooltip."""
+        return alt.Tooltip(f"{column}:Q", title=self.title, format=".4~g")
+
+    def _settings(self) -> dict[str, Any]:
+        scale: dict[str, Any] = {"zero": False, "nice": not (self.domain or self.log)}
+        scale |= {"domain": list(self.domain)} if self.domain else {}
+        scale |= {"type": "log"} if self.log else {}
+        axis: dict[str, Any] = {"tickCount": 5, "labelSeparation": 6}
+        axis |= {"tickMinStep": 1, "format": "d"} if self.whole else {}
+        if not self.labels:  # components have no unit
+            axis |= {"labels": False, "ticks": False, "grid": False}
+            scale |= {"nice": False, "padding": 8}
+        return {"title": self.title, "scale": scale, "axis": axis}
+
+
+def line_chart(
+    frame: pd.DataFrame,
+    look: Look,
+    title: str,
+    x: Axis,
+    y: Axis,
+    *,
+    points: bool = False,
+    reference: Sequence[tuple[float, float]] = (),
+) -> alt.LayerChart:
+    """Return lines through x and y; `reference` is a dotted line behind them."""
+    colour = look.colour() if points else look.colour(**_STROKES)
+    base = _filtered(frame, look).encode(x=x.x(), y=y.y(), color=colour)
+    layers: list[alt.Chart] = []
+    if reference:
+        ends = alt.Chart(pd.DataFrame(reference, columns=["x", "y"]))
+        dotted = ends.mark_line(
+            color=css("soft"), strokeDash=_DOTTED, strokeWidth=1, clip=True
+        )
+        layers.append(dotted.encode(x=x.x(), y=y.y()))
+    lines = base.mark_line(strokeWidth=2, clip=True)
+    if points:  # the shapes tell them apart
+        layers += [lines, _points(base).encode(shape=look.shape())]
+    else:
+        layers.append(lines.encode(strokeDash=look.dash()))
+    told = [alt.Tooltip("setting:N"), x.tooltip("x"), y.tooltip("y")]
+    return _finished([*layers, _rings(base, told)], look, title)
+
+
+def tradeoff_chart(
+    points: pd.DataFrame, stairs: pd.DataFrame, look: Look, title: str
+) -> alt.LayerChart:
+    """Return settings by privacy and utility, with a staircase for each curve.
+
+    The column ``first`` of `stairs` holds the setting whose colour the curve has.
+    """
+    low = min(0.98, max(-0.02, float(points["y"].min()) - 0.05))
+    x, y = Axis("privacy", (-0.02, 1.02)), Axis("utility", (low, 1.02))
+    base = _filtered(points, look).encode(x=x.x(), y=y.y(), color=look.colour())
+    steps = _filtered(stairs, look).mark_line(interpolate="step-before", clip=True)
+    told = [alt.Tooltip("setting:N"), x.tooltip("x"), y.tooltip("y")]
+    told += [alt.Tooltip("quality:N", title="measured"), alt.Tooltip("leaks:N")]
+    layers = [_points(base).encode(shape=look.shape()), _rings(base, told)]
+    if len(stairs):
+        colour = look.colour("first")
+        layers.insert(0, steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
+    return _finished(layers, look, title)
+
+
+def scatter_chart(
+    frame: pd.DataFrame, look: Look, title: str, x: Axis, y: Axis
+) -> alt.Chart:
+    """Return points of several classes."""
+    told = [alt.Tooltip("class:N"), x.tooltip("x"), y.tooltip("y")]
+    marks = alt.Chart(frame).mark_point(filled=True, size=26, opacity=0.75, clip=True)
+    colour = look.colour(labelLimit=85)
+    chart = marks.encode(
+        x=x.x(), y=y.y(), color=colour, shape=look.shape(), tooltip=told
+    )
+    shown = look.shown()
+    chart = chart.transform_filter(shown).add_params(shown, _zoom())
+    return _sized(chart, title, 190)
+
+
+def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
+    """Return a bar for each setting: its mean, and a line for the deviation."""
+    names = alt.Y("setting:N", title=None, sort=list(look.names)).axis(
+        domain=False,
+        ticks=False,
+        labelAlign="left",
+        labelColor=css("ink"),
+        labelLimit=320,
+        labelOffset=-14,
+        labelPadding=-2,
+    )
+    told = [
+        alt.Tooltip("setting:N"),
+        alt.Tooltip("mean:Q", title=title, format=".4~g"),
+        alt.Tooltip("sd:Q", title="standard deviation", format=".3~g"),
+    ]
+    base = alt.Chart(frame).transform_filter(_UNHIDDEN).encode(y=names)
+    bars = base.mark_bar(height=11).encode(
+        x=alt.X("mean:Q", title=title).axis(tickCount=5),
+        color=look.colour().legend(None),
+        tooltip=told,
+    )
+    spread = base.mark_rule(strokeWidth=2, strokeDash=[1, 0], aria=False)
+    layered = alt.layer(bars, spread.encode(x="low:Q", x2="high:Q"))
+    return _sized(layered.add_params(_hidden()), title, alt.Step(34))
+
+
+def _hidden() -> alt.Parameter:
+    return alt.param(name="hidden", value=[])
+
+
+def _zoom() -> alt.Parameter:
+    return alt.selection_interval(name="zoom", bind="scales", zoom=_WHEEL)
+
+
+def _filtered(frame: pd.DataFrame, look: Look) -> alt.Chart:
+    return alt.Chart(frame).transform_filter(_UNHIDDEN).transform_filter(look.shown())
+
+
+def _points(base: alt.Chart) -> alt.Chart:
+    return base.mark_point(filled=True, size=80, opacity=1, clip=True, aria=False)
+
+
+def _rings(base: alt.Chart, told: list[alt.Tooltip]) -> alt.Chart:
+    """Return rings around all points, of which the pointer shows the nearest."""
+    hover = alt.selection_point(
+        name="hover", on="pointerover", clear="pointerout", empty=False
+    )
+    opacity = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
+    marks = base.mark_point(size=260, filled=False, strokeWidth=2, clip=True)
+    return marks.encode(opacity=opacity, tooltip=told).add_params(hover)
+
+
+def _finished(layers: list[alt.Chart], look: Look, title: str) -> alt.LayerChart:
+    layers[-1] = layers[-1].add_params(_zoom(), look.shown())
+    return _sized(alt.layer(*layers).add_params(_hidden()), title, 250)
+
+
+def _sized(chart: Any, title: str, height: int | alt.Step) -> Any:
+    return chart.properties(width="container", height=height, description=title)

@@ -1,0 +1,219 @@
+"""The runs of a folder as DataFrames."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.leakage.monitor import FLIPPED, LEAK
+from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
+from flower_vfl.simulations.results import RUN, load_result, tables
+from flower_vfl.simulations.studies import run_metrics
+from flower_vfl.simulations.studies.study import STUDY_FILE, Study
+
+from .charts import Look
+
+SEED, DEFENSE, PLAIN = "seed", "defense", "no defense"
+# Settings of the data; runs that differ in them are not compared.
+_DATA = ("dataset", "target", "limit", "label_party", "parties", "split", "label_share")
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a folder holds.
+
+    `runs` has a row for each finished run; runs that differ in their seed only share a
+    ``setting``. `records` has what they measured, `captures` the rows that they kept.
+    """
+
+    title: str
+    kind: str
+    runs: pd.DataFrame
+    records: pd.DataFrame
+    documents: Mapping[str, Document]
+    captures: Mapping[str, Arrays]
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    study: Study | None = None
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The first run of each setting."""
+        return self.runs.drop_duplicates("setting").set_index("setting")
+
+    @cached_property
+    def look(self) -> Look:
+        """The looks of the settings; those of one defense share a colour."""
+        families = pd.factorize(self.settings["family"])[0]
+        place = self.settings.groupby("family").cumcount().to_numpy()
+        colours = families if families.max() > 0 else place
+        shapes = (families + place).tolist()
+        return Look("setting", list(self.settings.index), colours.tolist(), shapes)
+
+    @cached_property
+    def utility(self) -> pd.DataFrame:
+        """Name and value of each run's main metric at its end."""
+        return run_metrics.utilities(self.records)
+
+    @property
+    def metric(self) -> str:
+        """The main metric of the first run, or an empty text."""
+        return "" if self.utility.empty else str(self.utility["name"].iloc[0])
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """The main metric of the runs after each epoch that was evaluated."""
+        rows = self.records.query("step > 0 and party == ''")
+        return rows[rows["split"] + "_" + rows["metric"] == self.metric]
+
+    @property
+    def regression(self) -> bool:
+        """Whether the labels are values, not classes."""
+        return bool(self.utility["regression"].any())
+
+    @cached_property
+    def leaks(self) -> pd.DataFrame:
+        """Leak of every run, attack, party and coalition at the cut layer."""
+        return run_metrics.leaks(self.records).query("layer == '' and not random")
+
+    @property
+    def leak_steps(self) -> pd.DataFrame:
+        """Leak of every attack at the cut layer, step by step."""
+        rows = self.records[self.records["layer"] == ""]
+        return rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
+
+    @cached_property
+    def largest_leaks(self) -> pd.DataFrame:
+        """Leak to the party that learns most, by run and attack."""
+        found = run_metrics.largest_leaks(self.records)
+        wide = found.pivot(index=RUN, columns="attack", values="leak")
+        return wide.reindex(index=self.runs.index, columns=self.attacks)
+
+    @property
+    def attacks(self) -> list[str]:
+        """Names of the score attacks."""
+        return list(dict.fromkeys(self.leaks["attack"]))
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric for a reader."""
+    words = metric.replace("_", " ").replace("auc", "AUC")
+    return words.replace("pearson", "Pearson's ρ")
+
+
+def load_report(folder: Path) -> Report:
+    """Read the folder of a study or of a run."""
+    try:
+        if (folder / STUDY_FILE).is_file():
+            return _of_study(folder)
+        document = load_result(folder)
+        config = document["config"]
+        source = Path(config["label_party"]).name or config["dataset"]
+        title, key = f"{source}: {_method(config)}", folder.name
+        runs, records = _tables({key: document}, {key: {}})
+        return Report(
+            title, "run", runs, records, {key: document}, {key: _capture(folder)}
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"'{folder}' is not what flower-vfl writes: {error!r}"
+        ) from error
+
+
+def _of_study(folder: Path) -> Report:
+    study = Study.load(folder)
+    labels = {trial["key"]: trial["labels"] for trial in study.trials}
+    unfinished = {}
+    for key in labels:
+        if Path(key).name != key:  # a study may come from somebody else
+            raise ConfigError(f"'{folder}': '{key}' is not the name of a run")
+        if key not in study.documents:
+            why = study.errors.get(key, {}).get("error", "not run yet")
+            unfinished[", ".join(map(str, labels[key].values()))] = str(why)
+    documents = {key: study.documents[key] for key in labels if key in study.documents}
+    if not documents:
+        raise ConfigError(f"no run of '{folder}' is finished yet: nothing to report")
+    runs, records = _tables(documents, labels)
+    captures = {key: _capture(study.run_folder(key)) for key in documents}
+    made = runs, records, documents, captures
+    return Report(study.title, study.kind, *made, unfinished, study)
+
+
+def _tables(
+    documents: Mapping[str, Document], labels: Mapping[str, Mapping[str, str]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a row for each run, and everything that the runs have measured."""
+    configs = {key: document["config"] for key, document in documents.items()}
+    rows = {
+        key: {
+            "setting": _setting(labels[key], config),
+            "family": _family(str(labels[key].get(DEFENSE, _method(config)))),
+            "data": _data(config, list(configs.values())),
+            "workers": int(documents[key].get("workers", 1)),
+        }
+        for key, config in configs.items()
+    }
+    runs = pd.DataFrame.from_dict(rows, orient="index").rename_axis(RUN)
+    records = tables(documents)
+    runs = runs.assign(
+        milliseconds=run_metrics.whole_run(records, "seconds_step") * 1e3,
+        kilobytes=run_metrics.whole_run(records, "bytes_step") / 1e3,
+        megabytes=run_metrics.whole_run(records, "memory_peak") / 1e6,
+    )
+    return runs, records.assign(setting=records[RUN].map(runs["setting"]))
+
+
+def _capture(folder: Path) -> Arrays:
+    path = folder / CAPTURE_FILE
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"'{path}' cannot be read: {error}") from error
+    if not whole(arrays):
+        raise ConfigError(f"'{path}' is not what flower-vfl writes")
+    return arrays
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    """Return objective and defense of a run."""
+    objective = "" if config["objective"] == "auto" else config["objective"]
+    defense = "" if config["defense"] == "none" else config["defense"]
+    return " + ".join(part for part in (objective, defense) if part) or PLAIN
+
+
+def _setting(labels: Mapping[str, str], config: Mapping[str, Any]) -> str:
+    """Return what runs have in common that differ in their seed only."""
+    words = []
+    for label, value in labels.items():
+        if label == DEFENSE:
+            words.append(PLAIN if value in ("", "none") else str(value))
+        elif label != SEED:
+            words.append(f"{label.removeprefix(f'{labels.get(DEFENSE)}.')}={value}")
+    return ", ".join(words) or _method(config)
+
+
+def _family(defense: str) -> str:
+    """Return a defense without its parameters."""
+    return PLAIN if defense in ("", "none") else re.sub(r":[^\s|;+]*", "", defense)
+
+
+def _data(config: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> str:
+    """Return the settings of a run's data that not all runs share."""
+    differing = [n for n in _DATA if len({str(c.get(n)) for c in configs}) > 1]
+    return ", ".join(
+        str(config.get(n)) if n == "dataset" else f"{n}={config.get(n)}"
+        for n in differing
+    )

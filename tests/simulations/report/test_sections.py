@@ -1,0 +1,57 @@
+"""Frames of charts by hand: means over steps, staircases, names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flower_vfl.simulations.report.captured import calibration
+from flower_vfl.simulations.report.sections import binned, short_party, stairs
+from flower_vfl.simulations.studies.tradeoff import area
+
+
+def test_stairs_by_hand() -> None:
+    # (0.5, 0.6) is beaten by (0.6, 0.8)
+    places = [(0.2, 0.9), (0.5, 0.6), (0.6, 0.8), (1.0, 0.1)]
+    found = stairs(pd.DataFrame(places, columns=["x", "y"]))
+    corners = list(found.itertuples(index=False, name=None))
+    assert corners == [(0.0, 0.9), (0.2, 0.9), (0.6, 0.8), (1.0, 0.1)]
+    steps = np.diff(found["x"]) * found["y"].to_numpy()[1:]
+    assert steps.sum() == pytest.approx(area(places))
+
+
+def test_means_over_steps_by_hand() -> None:
+    few = pd.DataFrame({"setting": "a", "step": [1, 2, 1], "value": [0.5, 0.7, 0.7]})
+    assert binned(few, "step")[["x", "y"]].to_numpy().tolist() == [[1, 0.6], [2, 0.7]]
+    steps = np.arange(1000)
+    many = pd.DataFrame({"setting": "a", "step": steps, "value": steps % 2})
+    found = binned(many, "step", most=10)
+    assert found["x"].tolist() == [49.5 + 100 * n for n in range(10)]
+    assert found["y"].tolist() == [0.5] * 10
+    both = binned(pd.concat([few, many.assign(setting="b")]), "step")
+    assert both["setting"].value_counts().to_dict() == {"a": 2, "b": 40}
+
+
+def test_calibration_by_hand() -> None:
+    assert calibration([{}]) is None
+    draw = np.random.default_rng(0)
+    predictions = draw.random(1000)
+    labels = (draw.random(1000) < predictions**2).astype(int)
+    task = np.asarray("binary")
+    halves = [
+        {"task": task, "prediction": predictions[part], "label": labels[part]}
+        for part in (slice(0, 400), slice(400, None))
+    ]
+    found = calibration(halves)
+    assert found is not None
+    curve, error, rows = found
+    assert rows == 1000 and 0.1 < error < 0.3
+    order = np.argsort(predictions).reshape(10, 100)
+    np.testing.assert_allclose(curve["x"], predictions[order].mean(axis=1))
+    np.testing.assert_allclose(curve["y"], labels[order].mean(axis=1))
+
+
+def test_names_of_coalitions() -> None:
+    assert short_party("passive-1+passive-2") == "passive-1+passive-2"
+    assert short_party("+".join(f"passive-{n}" for n in range(64))) == "coalition of 64"
