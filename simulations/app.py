@@ -1,4 +1,4 @@
-"""The Flower app of this project: what ``flwr run simulations/label_leakage`` runs."""
+"""The Flower app that ``flwr run simulations/label_leakage`` runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
 
 
 def trackers_of(config: RunConfig) -> list[Tracker]:
-    """Return who is told what a run measures."""
+    """Return the experiment trackers of a run."""
     board = TensorBoard.__name__.lower()
     folder = f"{board}:folder={Path(config.out) / board}" if config.out else board
     specs = split_attacks(config.track)
@@ -92,7 +92,7 @@ def trackers_of(config: RunConfig) -> list[Tracker]:
 
 
 def _check_aligned(config: RunConfig) -> None:
-    """Refuse what looks up labels by row number, which only the parties know."""
+    """Refuse settings that need labels by row number, which only the parties know."""
     for name, given in (
         ("train-metrics", config.train_metrics),
         ("capture", config.capture),
@@ -117,7 +117,7 @@ def train(
     progress: bool | None = None,
     then: Callable[[VerticalStrategy, RunConfig], None] | None = None,
 ) -> dict[str, Any]:
-    """Train on a grid and return the result as a document; save it if asked to."""
+    """Train on a grid and return the result document; save it in ``out`` if set."""
     started = time.time()
     strategy = make_strategy(config, progress)
     result: VerticalResult = strategy.start(
@@ -134,7 +134,7 @@ def train(
 
 
 def train_metrics(strategy: VerticalStrategy, config: RunConfig) -> dict[str, float]:
-    """Return what the model gives on its training rows; needs the labels here."""
+    """Return the metrics on the training rows; reads the labels in this process."""
     label = load_rows(config, 0)
     assert label.labels is not None and label.task is not None  # the label party's
     truth = label.labels[label.codes == TRAIN].astype(np.float64)
@@ -158,7 +158,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
-    """Return a grid that keeps the parties of another one in memory."""
+    """Return a grid that keeps the parties in memory."""
     if config.wire_dtype not in ("", *WIRE_DTYPES):
         raise unknown_name("wire-dtype", config.wire_dtype, WIRE_DTYPES)
     return ResidentGrid(
@@ -171,9 +171,7 @@ def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
             Path(config.root_certificate) if config.root_certificate else None
         ),
         insecure=config.insecure,
-        wire_dtype=cast(
-            Literal["float16", "bfloat16"] | None, config.wire_dtype or None
-        ),
+        wire_dtype=cast(_WireType | None, config.wire_dtype or None),
         reopen=True,  # a party that lost its state says so and is restored
         open_timeout=min(config.timeout, _LONGEST_OPENING),
         limits=Limits(silence=config.silence),

@@ -12,7 +12,7 @@ from flower_vfl.strategies.alignment import ALIGNMENTS
 
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _T = TypeVar("_T", str, int, float, bool)
 
 # Panels of the help; a setting without a panel has no option on the command line.
@@ -278,7 +278,7 @@ class RunConfig:
             if name not in known:
                 raise unknown_name("setting", name, known)
             field = known[name]
-            kind = _TYPES[str(field.type)]
+            kind = TYPES[str(field.type)]
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             if type(value) is not kind:

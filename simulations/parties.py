@@ -1,4 +1,4 @@
-"""Parties of a run, made at their nodes from its settings."""
+"""Build the parties of a run at their nodes."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class PartyRows:
 
     @property
     def split(self) -> NDArray[np.int8] | None:
-        """The split of the rows, None if it is left to the strategy."""
+        """The split of the rows; None if the strategy decides it."""
         return None if self.aligned else self.codes
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """Rows that the party holds and trains on."""
+        """Training rows that the party holds."""
         training: NDArray[np.bool_] = self.codes == TRAIN
         return training if self.absent is None else training & ~self.absent
 
 
 def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
-    """Load what one party holds."""
+    """Load the rows of one party."""
     if file or config.label_party:
         files = [config.label_party, *config.passive_files()]
         return _rows_of_file(config, file or files[index], index == 0)
@@ -91,7 +91,7 @@ def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRo
 
 
 def _held(rows: PartyRows) -> PartyRows:
-    """Return only what the party holds: it goes into an alignment of ids."""
+    """Return only the rows that the party holds, for an alignment of ids."""
     if rows.absent is None:
         return rows
     kept = np.flatnonzero(~rows.absent)
@@ -109,19 +109,19 @@ def _held(rows: PartyRows) -> PartyRows:
 def _fitted(
     codes: NDArray[np.int8], absent: NDArray[np.bool_] | None
 ) -> NDArray[np.int8]:
-    """Return a split in which nothing is learned from rows that are not held."""
+    """Return a split that fits nothing on rows that the party lacks."""
     return codes if absent is None else np.where(absent, TEST, codes).astype(np.int8)
 
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     if config.absent_labels or config.absent_features:
         raise ConfigError(
-            "absent-labels and absent-features are for datasets; a file says itself "
-            "which rows a party holds"
+            "absent-labels and absent-features are for datasets, not for files, which "
+            "have only the rows of their party"
         )
     column = config.label_column if is_label else None
     if column == "":
-        raise ConfigError(f"which column of '{file}' is the label? Set label-column")
+        raise ConfigError(f"set label-column: the label of '{file}'")
     rows = order_by_ids(read_party_file(file, config.id_column, column))
     aligned, ids = config.alignment != NONE, rows.ids
     if aligned:
@@ -142,7 +142,7 @@ def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
 
 
 def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
-    """Load rows that a trained party has not seen, all of them for prediction."""
+    """Load new rows for prediction."""
     rows = order_by_ids(read_party_file(file, config.id_column, config.id_column))
     codes = np.full(len(rows.ids), TEST, dtype=np.int8)
     known = read_known(fit)
@@ -155,11 +155,10 @@ def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
 
 
 def read_known(fit: Path) -> dict[str, Any]:
-    """Return what a party's node kept about its columns and classes."""
+    """Return what a party's node stored about its columns and classes."""
     if not fit.is_file():
         raise ConfigError(
-            f"'{fit}' is missing; predict for the run's own rows, or train again with "
-            "--out on files"
+            f"'{fit}' is missing; predict rows of the run, or train again with --out"
         )
     known: dict[str, Any] = json.loads(fit.read_text())
     return known
@@ -190,7 +189,7 @@ def make_passive(
 
 
 def _secret(config: RunConfig, trust_server: bool) -> int | None:
-    """Return what synthetic rows are drawn from; None for a secret of the party's."""
+    """Return the seed of synthetic rows; None uses the party's own secret."""
     return config.seed if config.reproducible_noise and trust_server else None
 
 

@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
 from flower_vfl.simulations.attacks import COMPLETIONS
-from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.config import DEFENSE, RUN, TYPES, RunConfig
 from flower_vfl.simulations.config_file import LISTS, OPTIONS, use_as_defaults
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
@@ -27,7 +27,6 @@ from flower_vfl.strategies import DEFENSES, TRACKERS
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
-_KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def takes_settings(
@@ -73,13 +72,12 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 
 def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     """Return the parameter of a command for one setting."""
-    name, kind = _name(field), _KINDS[str(field.type)]
-    flags = [f"--{name.replace('_', '-')}"]
-    help_, panel = (
-        field.metadata["help"].format(**registered()),
-        field.metadata["panel"],
+    name, kind = _name(field), TYPES[str(field.type)]
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=field.metadata["help"].format(**registered()),
+        rich_help_panel=field.metadata["panel"],
     )
-    option = typer.Option(*flags, help=help_, rich_help_panel=panel)
     if field.name in LISTS:
         start = [part for part in str(default).split(",") if part] or None
         return _parameter(name, list[str] | None, start, option)

@@ -1,13 +1,15 @@
-"""Predictions of a saved run."""
+"""``flower-vfl predict``: predictions of a saved run."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import typer
 from flwr.app import Context
 
 from flower_vfl.errors import ConfigError, unknown_name
@@ -30,7 +32,40 @@ from flower_vfl.simulations.parties import (
     read_known,
 )
 from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
+from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
+
+
+def predict(
+    run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
+    split: Annotated[
+        str, typer.Option(help="Split to predict: test, valid or train.")
+    ] = "test",
+    label_party: Annotated[
+        str, typer.Option(help="New rows of the label party (runs on files only).")
+    ] = "",
+    passive: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="New rows of a passive party; repeat in the order of the run."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="CSV file to write; default: standard output."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the predictions as JSON.")
+    ] = False,
+) -> None:
+    """Predict with the saved model of a run."""
+    set_log(verbose=False)
+    files = [label_party, *(passive or [])] if label_party or passive else []
+    frame = predict_saved(run_folder, split, files)
+    if as_json:
+        print(frame.to_json(orient="records"))
+    else:
+        frame.to_csv(sys.stdout if out is None else out, index=False)
 
 
 def predict_saved(
@@ -121,11 +156,3 @@ def _table(
     for number, name in enumerate(classes):
         frame[f"probability of {name}"] = values[:, number]
     return frame
-
-
-def write_predictions(frame: pd.DataFrame, out: Path | None) -> None:
-    """Write predictions as CSV."""
-    if out is None:
-        frame.to_csv(sys.stdout, index=False)
-    else:
-        frame.to_csv(out, index=False)

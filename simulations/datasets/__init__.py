@@ -2,13 +2,7 @@
 
 from .files import data_folders
 from .partitioner import partitioned_columns
-from .party_files import (
-    PartyFile,
-    TaskLabels,
-    infer_task,
-    order_by_ids,
-    read_party_file,
-)
+from .party_files import infer_task, order_by_ids, read_party_file
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
 from .types import Dataset, InputSpec, PartyData, Task
@@ -18,10 +12,8 @@ __all__ = [
     "Dataset",
     "InputSpec",
     "PartyData",
-    "PartyFile",
     "TableFit",
     "Task",
-    "TaskLabels",
     "data_folders",
     "dataset_names",
     "infer_task",

@@ -53,15 +53,9 @@ def partitioned_columns(
 
     Examples
     --------
-    >>> from types import SimpleNamespace
-    >>> columns = [pd.DataFrame({"age": [20, 40]}), pd.DataFrame({"y": [0, 1]})]
-    >>> class Partitioner:
-    ...     num_partitions = 2
-    ...     def load_partition(self, number):
-    ...         return SimpleNamespace(to_pandas=lambda: columns[number])
-    >>> codes = np.zeros(2, dtype=np.int8)
-    >>> [party.columns for party in partitioned_columns(Partitioner(), codes, "y")]
-    [(), ('age',)]
+    >>> from flwr_datasets.partitioner import VerticalEvenPartitioner  # doctest: +SKIP
+    >>> halves = VerticalEvenPartitioner(2, active_party_columns="y")  # doctest: +SKIP
+    >>> parties = partitioned_columns(halves, codes, "y")  # doctest: +SKIP
     """
     frames: list[pd.DataFrame] = []
     holders: list[int] = []

@@ -21,20 +21,8 @@ _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 class PartyFile(NamedTuple):
     """The rows of one party's file, in the order of the file.
 
-    Parameters
-    ----------
-    ids : NDArray[Any]
-        Row ids: ``int64`` if every id is a whole number written without leading
-        zeros, else text.
-    features : pd.DataFrame
-        The feature columns.
-    labels : NDArray[Any] | None
-        The labels as they are in the file; None without a label column.
-
-    Examples
-    --------
-    >>> PartyFile(np.array([7]), pd.DataFrame({"age": [40]}), None).labels is None
-    True
+    ``ids`` are ``int64`` if every id is a whole number without leading zeros, else
+    text. ``labels`` are None without a label column.
     """
 
     ids: NDArray[Any]
@@ -43,22 +31,7 @@ class PartyFile(NamedTuple):
 
 
 class TaskLabels(NamedTuple):
-    """Labels encoded for training.
-
-    Parameters
-    ----------
-    task : Task
-        ``"binary"``, ``"multiclass"`` or ``"regression"``.
-    classes : tuple[str, ...]
-        The label that each class had; empty for a regression.
-    labels : NDArray[Any]
-        ``int64`` classes from 0, or ``float32`` values.
-
-    Examples
-    --------
-    >>> infer_task(["no", "yes"]).classes
-    ('no', 'yes')
-    """
+    """Labels encoded for training: classes from 0, or values without classes."""
 
     task: Task
     classes: tuple[str, ...]

@@ -47,14 +47,14 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     authority = (
         _builder(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(_usage(signs=False, certifies=True), critical=True)
         .sign(authority_key, hashes.SHA384())
     )
     key = ec.generate_private_key(_CURVE())
     certificate = (
         _builder(_name(hosts[0]), authority_name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(_usage(signs=True, certifies=False), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
@@ -73,14 +73,7 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     files = ServerFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(
-        files.key,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
+    _write_private(files.key, key, serialization.PrivateFormat.PKCS8)
     return files
 
 
@@ -89,14 +82,7 @@ def make_key_pair(folder: Path, name: str) -> KeyPair:
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(_CURVE())
     pair = KeyPair(folder / f"{name}_key", folder / f"{name}_key.pub")
-    _write_private(
-        pair.private,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        ),
-    )
+    _write_private(pair.private, key, serialization.PrivateFormat.OpenSSH)
     pair.public.write_bytes(
         key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -126,20 +112,10 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _usage(
-    digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _usage(signs: bool, certifies: bool) -> x509.KeyUsage:
+    """Return the usage of a key: digital signatures, or certificates and CRLs."""
+    unused = [False] * 4
+    return x509.KeyUsage(signs, *unused, certifies, certifies, False, False)
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -149,8 +125,11 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    """Write a file that no other user can read at any moment."""
+def _write_private(
+    path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
+) -> None:
+    """Write a private key that no other user can read at any moment."""
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_bytes(data)
+    plain = serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))

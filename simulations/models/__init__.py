@@ -5,7 +5,7 @@ from .layers import ACTIVATIONS, BottomModel
 from .mlp import MLP
 from .registry import BOTTOM_MODELS, TOP_MODELS, build_bottom, build_top
 from .resnet import ResNet20
-from .top import CNNTop, MLPTop
+from .top import MLPTop
 from .wide_deep import WideDeep
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "MLP",
     "TOP_MODELS",
     "BottomModel",
-    "CNNTop",
     "MLPTop",
     "ResNet20",
     "WideDeep",

@@ -146,17 +146,9 @@ class BottomModel(nn.Module, ABC):
 
     Examples
     --------
-    >>> class Linear(BottomModel):
-    ...     def __init__(self, spec, width):
-    ...         super().__init__(spec, width)
-    ...         self.layer = nn.Linear(spec.numeric, width)
-    ...     @property
-    ...     def first_layer(self):
-    ...         return self.layer
-    ...     def forward(self, *inputs):
-    ...         return self.layer(*inputs)
-    >>> Linear(InputSpec(numeric=3), width=2)(torch.zeros(5, 3)).shape
-    torch.Size([5, 2])
+    >>> from flower_vfl.simulations.models import build_bottom
+    >>> isinstance(build_bottom("mlp", InputSpec(numeric=3), 2), BottomModel)
+    True
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table", "image"})

@@ -93,28 +93,8 @@ class MLPTop(TopModel):
 class CNNTop(TopModel):
     """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022), ISIC.
 
-    https://arxiv.org/abs/2102.08504, appendix A.6.2: what follows the cut layer of
-    the bottom model ``marvell-cnn``, two more convolutions with ReLU and max
-    pooling, a hidden layer and the logit.
-
-    Parameters
-    ----------
-    in_width : int
-        Width of the aggregated cut layers, which must be the product of `shape`.
-    out_width : int
-        Number of logits.
-    shape : tuple[int, int, int] (default: (64, 5, 5))
-        Channels, height and width of the flattened maps at the cut layer.
-    channels : tuple[int, ...] (default: (64, 64))
-        Output channels of each convolution.
-    hidden : tuple[int, ...] (default: (64,))
-        Width of each hidden layer.
-
-    Examples
-    --------
-    >>> import torch
-    >>> CNNTop(in_width=1600, out_width=1)(torch.zeros(2, 1600)).shape
-    torch.Size([2, 1])
+    https://arxiv.org/abs/2102.08504, appendix A.6.2: the layers after the cut of
+    ``marvell-cnn``, two convolutions, a hidden layer and the logit.
     """
 
     def __init__(

@@ -39,6 +39,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from flwr.common.config import flatten_dict
+
 from flower_vfl.errors import ConfigError, VerticalError, unknown_name
 
 from .process_reaper import ProcessReaper
@@ -111,18 +113,10 @@ def _check_settings(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
     settings = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     for table in ("tool", "flwr", "app", "config"):
         settings = settings.get(table, {})
-    known = set(_dotted_keys(settings))
+    known = flatten_dict(settings)
     for key in run_config:
         if key not in known:
             raise unknown_name(f"setting of the app '{app.name}'", key, known)
-
-
-def _dotted_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _dotted_keys(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +179,21 @@ def test_a_wrong_argument_says_what_would_be_right(
     assert code in (1, 2)
     assert expected in error
     assert "Traceback" not in error
+
+
+def test_a_clone_does_not_hide_parts_of_the_installed_package() -> None:
+    """After a plain ``pip install .``, in the clone's root."""
+    modules = ("strategies.vertical", "simulations.cli.main", "simulations.app")
+    code = "; ".join(f"import flower_vfl.{name}" for name in modules)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],  # without the finder of an editable install
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_predict_refuses_a_folder_without_a_run(

@@ -14,13 +14,13 @@ from sklearn.preprocessing import StandardScaler
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
 from flower_vfl.simulations.datasets import (
-    PartyFile,
     TableFit,
     infer_task,
     order_by_ids,
     prepare_table,
     read_party_file,
 )
+from flower_vfl.simulations.datasets.party_files import PartyFile
 
 
 def mixed_table(rows: int = 200) -> pd.DataFrame:
