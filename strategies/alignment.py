@@ -27,8 +27,8 @@ from flower_vfl.alignment.messages import (
     unpack_hellos,
 )
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.protocol.config import PartyDescription
-from flower_vfl.protocol.messages import Content, Value, Verb
+from flower_vfl.protocol.config import PartyDescription, Value
+from flower_vfl.protocol.messages import Content, Verb
 
 from .messenger import Messenger, NoReplyError
 from .progress import AlignmentProgress

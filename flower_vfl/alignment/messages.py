@@ -24,7 +24,8 @@ from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.protocol.messages import Content, Value
+from flower_vfl.protocol.config import Value
+from flower_vfl.protocol.messages import Content
 
 from .elements import Elements, framed
 from .groups import GROUPS
