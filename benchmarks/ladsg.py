@@ -46,7 +46,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 from victims import ATTACKER, complete, train
 
-from flower_vfl.leakage.attacks.scores import direct_attack
+from flower_vfl.leakage.attacks import direct_attack
 from flower_vfl.leakage.completed_model import reinitialise
 from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.randomness import RandomState

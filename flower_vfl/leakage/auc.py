@@ -18,6 +18,8 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import class_numbers
 
+Pair = tuple[float, float]  # raw and flipped
+
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     """Return the area under the ROC curve of several scores at once.
@@ -27,27 +29,43 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     scores : Tensor
         One or more rows of scores, (..., B); no missing numbers.
     positive : Tensor
-        Which examples are positive: (B,) for all rows of scores, or (..., B).
+        Which examples are positive, (B,).
 
     Returns
     -------
     Tensor
         (...) in double precision; not a number where there is one class only.
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[0.1, 0.4, 0.9], [0.5, 0.5, 0.5]])
+    >>> roc_auc(scores, torch.tensor([False, True, True])).tolist()
+    [1.0, 0.5]
     """
     scores, positive = scores.detach(), positive.to(scores.device, torch.bool)
-    if positive.ndim == 1:
-        if scores.dtype == torch.float32 and scores.device.type == "cpu":
-            return _sorted_auc(scores, positive)
-        ones, zeros = positive.nonzero()[:, 0], (~positive).nonzero()[:, 0]
-        return _pairwise_auc(scores, ones, zeros)
-    table = sort_last(scores).contiguous()
-    below = torch.searchsorted(table, scores.contiguous())
-    upto = torch.searchsorted(table, scores.contiguous(), right=True)
-    ranks = (below + upto + 1).double() / 2.0  # ties share the mean of their ranks
-    ones = positive.sum(dim=-1).double()
-    pairs = ones * (scores.shape[-1] - ones)
-    wins = (ranks * positive).sum(dim=-1) - ones * (ones + 1.0) / 2.0
-    return wins / pairs
+    if scores.dtype == torch.float32 and scores.device.type == "cpu":
+        return _sorted_auc(scores, positive)
+    ones, zeros = positive.nonzero()[:, 0], (~positive).nonzero()[:, 0]
+    return _pairwise_auc(scores, ones, zeros)
+
+
+def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
+    """Return AUCs from the row numbers of both classes."""
+    if not len(ones) or not len(zeros):
+        return scores.new_full(scores.shape[:-1], torch.nan, dtype=torch.float64)
+    if len(ones) > len(zeros):  # look up the smaller class in the larger
+        return 1.0 - _pairwise_auc(scores, zeros, ones)
+    table = _sort(scores.index_select(-1, zeros)).contiguous()
+    sought = scores.index_select(-1, ones).contiguous()
+    wins = torch.searchsorted(table, sought).sum(dim=-1)
+    wins += torch.searchsorted(table, sought, right=True).sum(dim=-1)
+    return wins.double() / (2.0 * len(ones) * len(zeros))
+
+
+def _sort(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":  # numpy's sort is three times as fast as torch's
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(dim=-1).values
 
 
 def _sorted_auc(scores: Tensor, positive: Tensor) -> Tensor:
@@ -57,7 +75,7 @@ def _sorted_auc(scores: Tensor, positive: Tensor) -> Tensor:
     so that a sort brings scores and labels into order. It puts the tied rows of one
     class before those of the other; where that happens, a second sort with opposite
     labels puts them the other way round, and the mean of both is what a tie counts.
-    Searching the scores of one class in those of the other takes twice as long.
+    Several rows of scores take a quarter of the time of :func:`_pairwise_auc`.
     """
     rows = scores.shape[-1]
     label = positive.numpy().astype(np.int64)
@@ -83,31 +101,6 @@ def _sort_marked(doubles: NDArray[np.float64], mark: NDArray[Any]) -> NDArray[An
     return marked
 
 
-def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
-    """Return AUCs from the row numbers of both classes."""
-    if not len(ones) or not len(zeros):
-        return scores.new_full(scores.shape[:-1], torch.nan, dtype=torch.float64)
-    if len(ones) > len(zeros):  # look up the smaller class in the larger
-        return 1.0 - _pairwise_auc(scores, zeros, ones)
-    table = sort_last(scores.index_select(-1, zeros)).contiguous()
-    sought = scores.index_select(-1, ones).contiguous()
-    wins = torch.searchsorted(table, sought).sum(dim=-1)
-    wins += torch.searchsorted(table, sought, right=True).sum(dim=-1)
-    return wins.double() / (2.0 * len(ones) * len(zeros))
-
-
-def sort_last(values: Tensor) -> Tensor:
-    """Return the values in ascending order along the last dimension."""
-    if values.device.type == "cpu":  # numpy's sort is three times as fast as torch's
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
-    return values.sort(dim=-1).values
-
-
-def flip(auc: Tensor) -> Tensor:
-    """Return max(a, 1 − a): the AUC of an attacker who knows which way to guess."""
-    return torch.maximum(auc, 1.0 - auc)
-
-
 def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:
     """Return the leak AUC of a batch.
 
@@ -128,30 +121,53 @@ def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:
     -------
     float
         Not a number if the batch has one class only.
+
+    Examples
+    --------
+    >>> leak_auc(torch.tensor([0.9, 0.1, 0.5]), torch.tensor([0, 1, 1]))
+    0.0
+    >>> leak_auc(torch.tensor([0.9, 0.1, 0.5]), torch.tensor([0, 1, 1]), flipped=True)
+    1.0
     """
     numbers = class_numbers(labels, len(scores)).to(scores.device)
     if not torch.isfinite(scores.detach().double()).all():
         raise ConfigError("some scores are missing or infinite")
-    single = scores.dtype in (torch.float32, torch.float64)
-    scores = scores.detach() if single else scores.detach().double()
-    present = torch.unique(numbers)
-    if len(present) < 2:
+    if not len(numbers) or bool((numbers == numbers[0]).all()):
         return float("nan")
-    last = int(present[-1])
-    if scores.ndim == 1 and last == 1:
-        aucs = roc_auc(scores, numbers == 1)
-    else:
-        columns = (
-            scores.unsqueeze(1).expand(-1, last + 1) if scores.ndim == 1 else scores
+    classes = int(numbers.max()) + 1
+    if scores.ndim > 1 and scores.shape[1] < classes:
+        raise ConfigError(
+            f"the scores have {scores.shape[1]} columns, the labels go up to "
+            f"{classes - 1}; give one column per class"
         )
-        if columns.shape[1] <= last:
-            raise ConfigError(
-                f"the scores have {columns.shape[1]} columns, the labels go up to "
-                f"{last}; give one column per class"
-            )
-        chosen = columns.index_select(1, present).T.contiguous()
-        aucs = roc_auc(chosen, numbers == present.unsqueeze(1))
-    return float((flip(aucs) if flipped else aucs).mean())
+    single = scores.dtype in (torch.float32, torch.float64)
+    scores = scores if single else scores.double()
+    return leak_pairs([scores], numbers, classes)[0][flipped]
+
+
+def leak_pairs(scores: Sequence[Tensor], labels: Tensor, classes: int) -> list[Pair]:
+    """Return the raw and the flipped leak of each score, without the checks.
+
+    AUCs for two classes or more, and for a regression, which has none, the correlation
+    of largest size.
+    """
+    if classes != 2 or any(score.ndim > 1 for score in scores):
+        return [_leak_pair(score, labels, classes) for score in scores]
+    aucs = roc_auc(torch.stack(list(scores)), labels == 1).tolist()
+    return [(auc, max(auc, 1.0 - auc)) for auc in aucs]
+
+
+def _leak_pair(scores: Tensor, labels: Tensor, classes: int) -> Pair:
+    if not classes:
+        rho = pearson_rho(scores.reshape(len(labels), -1).T, labels)
+        best = float(rho[rho.abs().argmax()])
+        return best, abs(best)
+    if scores.ndim == 1 and classes == 2:
+        return leak_pairs([scores], labels, classes)[0]
+    columns = scores.T if scores.ndim == 2 else scores.expand(classes, -1)
+    aucs = torch.stack([roc_auc(columns[c], labels == c) for c in range(classes)])
+    # A class that is missing has no AUC.
+    return float(aucs.nanmean()), float(torch.maximum(aucs, 1.0 - aucs).nanmean())
 
 
 def pearson_rho(scores: Tensor, labels: Tensor) -> Tensor:
@@ -168,6 +184,11 @@ def pearson_rho(scores: Tensor, labels: Tensor) -> Tensor:
     -------
     Tensor
         (...) in double precision.
+
+    Examples
+    --------
+    >>> float(pearson_rho(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0, 4.0, 2.0])))
+    -1.0
     """
     both = [values.detach().double() for values in (scores, labels.to(scores.device))]
     # Scaled first, so that no square vanishes or overflows.
@@ -188,80 +209,6 @@ def _unit_range(centered: Tensor, values: Tensor) -> Tensor:
     return torch.where(constant, 0.0, centered / torch.where(constant, 1.0, largest))
 
 
-def assign_positives(scores: Tensor, rate: float) -> Tensor:
-    """Call the highest scores positive, as an attacker does who knows the rate.
-
-    Parameters
-    ----------
-    scores : Tensor
-        One score per row; of equal scores the first come first.
-    rate : float
-        Share of positive rows.
-    """
-    if not 0.0 <= rate <= 1.0:
-        raise ConfigError(f"rate must be a number from 0 to 1, got {rate}")
-    chosen = scores.argsort(descending=True, stable=True)[: round(rate * len(scores))]
-    return torch.zeros_like(scores, dtype=torch.long).index_fill_(0, chosen, 1)
-
-
-def attack_accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Return the share of rows whose label was guessed.
-
-    Parameters
-    ----------
-    predicted : Tensor
-        Class numbers that the attacker guessed.
-    labels : Tensor
-        Class numbers.
-    """
-    numbers = class_numbers(labels, len(predicted)).to(predicted.device)
-    return float((predicted == numbers).double().mean())
-
-
-def top_k_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Return the share of rows whose class has one of the k highest scores.
-
-    A class that ties with the k-th highest score counts in proportion to its chance.
-
-    Parameters
-    ----------
-    scores : Tensor
-        One column per class.
-    labels : Tensor
-        Class numbers.
-    k : int
-        How many guesses the attacker has.
-    """
-    numbers = class_numbers(labels, len(scores)).to(scores.device)
-    if not 1 <= k <= scores.shape[1]:
-        raise ConfigError(f"k must be from 1 to {scores.shape[1]} classes, got {k}")
-    own = scores.gather(1, numbers.unsqueeze(1))
-    above = (scores > own).sum(dim=1).double()
-    equal = (scores == own).sum(dim=1).double()
-    return float(((k - above) / equal).clamp(0.0, 1.0).mean())
-
-
-def f1_score(predicted: Tensor, labels: Tensor) -> float:
-    """Return the F1 score: of class 1, or with more classes the mean over the classes.
-
-    Parameters
-    ----------
-    predicted : Tensor
-        Class numbers that the attacker guessed.
-    labels : Tensor
-        Class numbers.
-    """
-    numbers = class_numbers(labels, len(predicted)).to(predicted.device)
-    classes = int(max(predicted.max(), numbers.max())) + 1 if len(numbers) else 0
-    size = max(classes, 2)
-    hits = torch.bincount(numbers[predicted == numbers], minlength=size).double()
-    both = torch.bincount(numbers, minlength=size) + torch.bincount(
-        predicted.long(), minlength=size
-    )
-    scores = 2.0 * hits / both.clamp_min(1)  # 0 for a class that nobody named
-    return float(scores[1] if classes <= 2 else scores[both > 0].mean())
-
-
 def summarise(values: Sequence[float]) -> dict[str, float]:
     """Return mean, last, max and 95 % quantile of the values of a run.
 
@@ -269,6 +216,11 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
     ----------
     values : Sequence[float]
         One value per batch, in order. None at all gives an empty dictionary.
+
+    Examples
+    --------
+    >>> summarise([0.5, 1.0])
+    {'mean': 0.75, 'last': 1.0, 'max': 1.0, 'q95': 0.975}
     """
     if not len(values):
         return {}

@@ -16,7 +16,7 @@ Scores = dict[str, float]
 
 
 class CompletedModel(nn.Module):
-    """A bottom model with a head: batch norm, ReLU and linear for each of its layers."""
+    """A bottom model with a head; its layers are batch norm, ReLU and linear."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ def completion_scores(probabilities: Tensor, labels: Tensor) -> Scores:
 
 
 def reinitialise(module: nn.Module) -> nn.Module:
-    """Return an untrained copy: every layer draws its weights as torch does at first."""
+    """Return an untrained copy whose layers have drawn new weights."""
     fresh = copy.deepcopy(module)
     for name, part in fresh.named_modules():
         reset = getattr(part, "reset_parameters", None)

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.attacks.registry import DEFAULT_ATTACKS, build_for
+from flower_vfl.leakage.attacks.known import BatchLabels, attacker
+from flower_vfl.leakage.attacks.registry import (
+    DEFAULT_ATTACKS,
+    build_attack,
+    leaks,
+)
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import generator
 
-from .auc import summarise
-from .measurement import Pair, leakage
-from .party_batch import BatchLabels, PartyBatch
+from .auc import Pair, summarise
 
 _REMEDY = "Look at that party's gradient, and at the settings of the leakage meter"
 
@@ -75,7 +78,7 @@ class LeakageMeter:
         self.baseline = baseline
         self.seed = seed
         self.keep = keep
-        self._built = [build_for(spec, task) for spec in self.attacks]
+        self._built = [build_attack(spec, task) for spec in self.attacks]
         self._series: dict[tuple[str, str, str], _Series] = {}
 
     def measure(
@@ -172,7 +175,7 @@ class LeakageMeter:
         layer: str = "cut",
         coalitions: Sequence[Sequence[str]] = (),
     ) -> dict[str, dict[str, Pair]]:
-        """Attack parties, coalitions and random gradients; return all that was found."""
+        """Attack parties, coalitions and random gradients; return raw and flipped."""
         clean = clean or {}
         batches = {p: (g, clean.get(p)) for p, g in gradients.items()}
         for members in coalitions:
@@ -185,31 +188,22 @@ class LeakageMeter:
                 batches[f"{party}/random"] = _random_like(gradient, stream), None
         if not batches:
             return {}
-        found = self._attack(batches, labels, step)
-        return {
-            party: self._take(party, layer, step, values)
-            for party, values in zip(batches, found, strict=True)
-        }
-
-    def _attack(
-        self,
-        batches: Mapping[str, tuple[Tensor, Tensor | None]],
-        labels: Tensor,
-        step: int,
-    ) -> list[list[Pair]]:
-        """Return raw and flipped values of each attack on each party."""
-        everyone = at_fault = " and ".join(batches)
-        seen: list[PartyBatch] = []
+        at_fault = " and ".join(batches)
+        scored = []
         try:
             read = BatchLabels.read(self.task, labels)
-            for at_fault, (gradient, clean) in batches.items():  # noqa: B007
-                seen.append(PartyBatch(gradient, read, clean))
-            at_fault = everyone
-            return leakage(self._built, seen)
+            for at_fault, (gradient, before) in batches.items():  # noqa: B007
+                rows, known = attacker(read, gradient, before)
+                built = () if known.constant else self._built
+                scored.append((known, [attack(rows, known) for attack in built]))
         except ConfigError as error:
             raise PartyError(at_fault, str(error), _REMEDY, step) from error
+        return {
+            party: self._keep(party, layer, step, values)
+            for party, values in zip(batches, leaks(self._built, scored), strict=True)
+        }
 
-    def _take(
+    def _keep(
         self, party: str, layer: str, step: int, values: Sequence[Pair]
     ) -> dict[str, Pair]:
         """Keep what was found; leave out and count what could not be measured."""

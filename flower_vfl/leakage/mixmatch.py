@@ -51,7 +51,7 @@ def mix(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
 
 
 def can_mix(tensor: Tensor) -> bool:
-    """Return whether a mean of two rows means anything: floats and pixels, not codes."""
+    """Return whether rows can be averaged: floats and pixels, not integer codes."""
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
@@ -138,7 +138,7 @@ def predict(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def cycle(rows: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield batches for ever, in a new order after each pass; a remainder is left out."""
+    """Yield batches forever, shuffled anew after each pass; remainders are dropped."""
     size = min(size, len(rows))
     while True:
         order = rows[torch.randperm(len(rows)).to(rows.device)]

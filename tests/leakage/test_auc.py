@@ -14,14 +14,10 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import (
     adaptive_calibration_error,
-    assign_positives,
-    attack_accuracy,
-    f1_score,
     leak_auc,
     pearson_rho,
     roc_auc,
     summarise,
-    top_k_accuracy,
 )
 
 
@@ -41,12 +37,6 @@ def test_auc(ties: int, rate: float, dtype: torch.dtype) -> None:
     found = roc_auc(scores, positive)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    each = torch.rand(6, 500, generator=stream(2)) < rate
-    expected = [
-        metrics.roc_auc_score(y, row)
-        for y, row in zip(each, scores.numpy(), strict=True)
-    ]
-    np.testing.assert_allclose(roc_auc(scores, each), expected, rtol=0, atol=1e-12)
 
 
 def test_auc_by_hand() -> None:
@@ -117,32 +107,6 @@ def guesses() -> tuple[Tensor, Tensor, Tensor]:
     scores = torch.randn(200, 6, generator=stream(1))
     scores[torch.arange(200), labels] += 1.0
     return labels, scores, scores.argmax(dim=1)
-
-
-def test_accuracy_and_f1() -> None:
-    labels, scores, chosen = guesses()
-    expected = metrics.accuracy_score(labels, chosen)
-    assert attack_accuracy(chosen, labels) == pytest.approx(expected)
-    expected = metrics.f1_score(labels, chosen, average="macro")
-    assert f1_score(chosen, labels) == pytest.approx(expected)
-    for k in (1, 3, 5):
-        expected = metrics.top_k_accuracy_score(labels, scores, k=k)
-        assert top_k_accuracy(scores, labels, k) == pytest.approx(expected)
-    assert top_k_accuracy(torch.zeros(200, 6), labels, 3) == 0.5
-    with pytest.raises(ConfigError, match="from 1 to 6"):
-        top_k_accuracy(scores, labels, 7)
-    binary, guessed = labels % 2, chosen % 2
-    expected = metrics.f1_score(binary, guessed)
-    assert f1_score(guessed, binary) == pytest.approx(expected)
-    assert f1_score(torch.zeros(4).long(), torch.tensor([0, 0, 0, 1])) == 0.0
-
-
-def test_highest_scores_are_called_positive() -> None:
-    scores = torch.tensor([0.1, 0.9, 0.5, 0.5])
-    assert assign_positives(scores, 0.5).tolist() == [0, 1, 1, 0]
-    assert assign_positives(scores, 0.0).tolist() == [0, 0, 0, 0]
-    with pytest.raises(ConfigError, match="rate"):
-        assign_positives(scores, 1.5)
 
 
 def slow_ace(column: np.ndarray, hits: np.ndarray, bins: int) -> float:

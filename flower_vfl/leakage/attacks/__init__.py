@@ -1,14 +1,10 @@
 """Attacks that infer labels, and how much they find."""
 
 from flower_vfl.leakage.auc import (
-    assign_positives,
-    attack_accuracy,
-    f1_score,
     leak_auc,
     pearson_rho,
     roc_auc,
     summarise,
-    top_k_accuracy,
 )
 from flower_vfl.leakage.completion import (
     CompletionResult,
@@ -18,23 +14,22 @@ from flower_vfl.leakage.completion import (
 from flower_vfl.leakage.meter import LeakageMeter, random_baseline
 from flower_vfl.metrics import adaptive_calibration_error
 
+from .cosine import cosine_attack
+from .direct import direct_attack, direct_success
+from .known import Known
 from .malicious import MaliciousAdam, MaliciousSGD
+from .mean import mean_attack, median_attack
 from .membership import membership_aucs
+from .norm import norm_attack
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
-from .scores import (
-    cosine_attack,
-    direct_attack,
-    mean_attack,
-    median_attack,
-    norm_attack,
-    spectral_attack,
-)
+from .spectral import spectral_attack
 from .stale import StaleGradients
 
 __all__ = [
     "DEFAULT_ATTACKS",
     "SCORE_ATTACKS",
     "CompletionResult",
+    "Known",
     "LeakageMeter",
     "MaliciousAdam",
     "MaliciousSGD",
@@ -42,11 +37,9 @@ __all__ = [
     "ScoreAttack",
     "StaleGradients",
     "adaptive_calibration_error",
-    "assign_positives",
-    "attack_accuracy",
     "cosine_attack",
     "direct_attack",
-    "f1_score",
+    "direct_success",
     "leak_auc",
     "mean_attack",
     "median_attack",
@@ -58,5 +51,4 @@ __all__ = [
     "spectral_attack",
     "summarise",
     "summarise_completion",
-    "top_k_accuracy",
 ]

@@ -17,7 +17,8 @@ from torch import Tensor
 from flower_vfl.leakage.auc import leak_auc
 from flower_vfl.objectives import Task
 
-from .scores import as_rows, spectral_attack
+from .rows import as_rows
+from .spectral import spectral_attack
 
 
 def membership_aucs(seen: Tensor, real: Tensor) -> dict[str, float]:

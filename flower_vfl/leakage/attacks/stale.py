@@ -7,18 +7,18 @@ in the mean of what it saw, while the label stays where it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.measurement import leakage, score_all
-from flower_vfl.leakage.party_batch import BatchLabels, PartyBatch
 from flower_vfl.objectives import Task
 
-from .registry import build_for
-from .scores import as_rows, finite_norms
+from .known import BatchLabels, Known, attacker
+from .registry import build_attack, leaks
+from .rows import as_rows, finite_norms
 
 
 class StaleGradients:
@@ -87,30 +87,27 @@ class StaleGradients:
 
     def scores(self, attack: str, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples that were seen, and their scores."""
-        index, seen = self._evidence(labels)
-        if seen.labels.degenerate:
+        index, rows, known = self._known(labels)
+        if known.constant:
             raise ConfigError("all examples that were seen have the same label")
-        scores = score_all([build_for(attack, self.task)], [seen])[0][0]
-        return index, torch.from_numpy(scores).T.to(index.device)
+        return index, build_attack(attack, self.task)(rows, known)
 
     def leak(
-        self,
-        attacks: tuple[str, ...] | list[str],
-        labels: Tensor,
-        flipped: bool = False,
+        self, attacks: Sequence[str], labels: Tensor, flipped: bool = False
     ) -> dict[str, float]:
         """Return what each attack finds in the mean gradients."""
-        _, seen = self._evidence(labels)
-        built = [build_for(attack, self.task) for attack in attacks]
-        found = leakage(built, [seen])[0]
+        _, rows, known = self._known(labels)
+        built = [build_attack(name, self.task) for name in attacks]
+        scores = [] if known.constant else [attack(rows, known) for attack in built]
+        found = leaks(built, [(known, scores)])[0]
         return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}
 
-    def _evidence(self, labels: Tensor) -> tuple[Tensor, PartyBatch]:
+    def _known(self, labels: Tensor) -> tuple[Tensor, Tensor, Known]:
         index, means = self.means()
         if len(labels) != self.rows:
             raise ConfigError(f"got {len(labels)} labels for {self.rows} examples")
         seen = labels.reshape(-1).to(means.device)[index]
-        return index, PartyBatch(means, BatchLabels.read(self.task, seen))
+        return index, *attacker(BatchLabels.read(self.task, seen), means)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected, as tensors."""

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from records_cases import by_name
 from sklearn.metrics import accuracy_score, f1_score
 
-from flower_vfl.leakage.attacks.success import direct_success
-from flower_vfl.leakage.monitor import DIRECT_SUCCESS, Leakage, LeakageMonitor
+from flower_vfl.leakage.attacks.direct import direct_success
+from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
 
 
 @pytest.mark.parametrize("columns", [1, 2, 10])
@@ -39,8 +40,8 @@ def test_it_is_measured_with_the_direct_attack_only() -> None:
     labels = torch.tensor([1.0, 0.0, 1.0, 0.0])
     for attack, expected in (("direct", 0.5), ("norm", None)):
         watch = LeakageMonitor(Leakage(attacks=(attack,)), "binary")
-        found = watch.measure({"a": gradient}, {"a": gradient}, labels, 1)
-        assert found.get(f"{DIRECT_SUCCESS}/a") == expected
+        found = by_name(watch.measure({"a": gradient}, {"a": gradient}, labels, 1))
+        assert found.get("success_direct/a") == expected
 
 
 def test_a_limit_does_not_look_at_it() -> None:
@@ -48,6 +49,6 @@ def test_a_limit_does_not_look_at_it() -> None:
     gradient = torch.tensor([[-0.5], [-0.3], [-0.2], [-0.1]])
     labels = torch.tensor([1.0, 0.0, 1.0, 0.0])
     watch = LeakageMonitor(Leakage(attacks=("direct",), limit=0.6, window=1), "binary")
-    found = watch.measure({"a": gradient}, {"a": gradient}, labels, 1)
-    assert found[f"{DIRECT_SUCCESS}/a"] == pytest.approx(2 / 3)
+    found = by_name(watch.measure({"a": gradient}, {"a": gradient}, labels, 1))
+    assert found["success_direct/a"] == pytest.approx(2 / 3)
     assert "leak_limit/a" not in found

@@ -1,0 +1,64 @@
+"""Label Leakage and Protection in Two-party Split Learning: the cosine attack.
+
+Li et al., ICLR 2022, https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_vfl.objectives import Task
+
+from .known import Known
+from .rows import as_rows, products, round_scores, rows_and_norms, to_numpy
+
+
+def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
+    """Return the cosine between every row and a positive example's clean gradient.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One row per example.
+    positive : Tensor
+        One row: a positive example's gradient before any defense. Or several rows, one
+        for each class, for a score with one column per class.
+
+    Examples
+    --------
+    >>> gradient = torch.tensor([[2.0, 0.0], [-1.0, 0.0]])
+    >>> cosine_attack(gradient, torch.tensor([3.0, 0.0])).tolist()
+    [1.0, -1.0]
+    """
+    rows, norms = rows_and_norms(gradient)
+    several = positive.shape != gradient.shape[1:]
+    known = as_rows(positive.reshape(-1, rows.shape[1]))
+    cosines = _cosines(rows, norms, known)
+    return cosines if several else cosines[:, 0]
+
+
+def _cosines(rows: Tensor, norms: Tensor, known: Tensor) -> Tensor:
+    """Return the cosine of each row with each known one; 0 for a row of zeros."""
+    vectors, lengths = to_numpy(known.to(rows)), to_numpy(norms)
+    both = np.linalg.norm(vectors, axis=1, keepdims=True) * lengths
+    both = np.maximum(both, np.finfo(both.dtype).tiny)
+    cosines = round_scores(products(rows, vectors) / both, 1.0)
+    return torch.from_numpy(cosines.T).to(rows.device)
+
+
+@dataclass(frozen=True)
+class CosineAttack:
+    """The cosine attack by name, with one known example of class 1 or of each class."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass")
+    knows_examples: ClassVar[bool] = True  # these rows do not count
+
+    def __call__(self, gradient: Tensor, known: Known) -> Tensor:
+        """Return the cosines, with one column per class of a multi-class task."""
+        cosines = _cosines(gradient, known.norms, known.clean[known.examples])
+        return cosines[:, 0] if known.task == "binary" else cosines

@@ -1,0 +1,119 @@
+"""What an attacker knows beside the gradient that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import Task
+
+from .rows import Array, as_rows, rows_and_norms, to_numpy
+
+
+@dataclass(frozen=True)
+class BatchLabels:
+    """The labels of a batch, sorted into classes once for all parties and attacks."""
+
+    task: Task
+    labels: Tensor
+    classes: tuple[int, ...]
+    groups: tuple[Array, ...]
+
+    @classmethod
+    def read(cls, task: Task, labels: Tensor) -> BatchLabels:
+        """Check labels and sort them into classes."""
+        values = to_numpy(labels.detach().reshape(-1))
+        if task == "regression":
+            if not np.isfinite(values).all():
+                raise ConfigError("some labels are missing or infinite")
+            return cls(task, torch.from_numpy(values.astype(np.float64)), (), ())
+        classes = [0, 1] if task == "binary" else np.unique(values).tolist()
+        found = {c: np.flatnonzero(values == c) for c in classes}
+        groups = {int(c): group for c, group in found.items() if len(group)}
+        whole = all(c == int(c) >= 0 for c in found if c == c)
+        if sum(map(len, groups.values())) != len(values) or not whole:
+            wanted = "0 or 1" if task == "binary" else "class numbers from 0"
+            raise ConfigError(f"labels of a {task} task must be {wanted}")
+        codes = np.empty(len(values), dtype=np.int64)
+        for code, group in enumerate(groups.values()):
+            codes[group] = code
+        return cls(task, torch.from_numpy(codes), tuple(groups), tuple(groups.values()))
+
+    @property
+    def constant(self) -> bool:
+        """Whether all labels are the same, so that no attack can be measured."""
+        if self.task == "regression":
+            return not len(self.labels) or bool((self.labels == self.labels[0]).all())
+        return len(self.classes) < 2
+
+
+@dataclass(frozen=True)
+class Known(BatchLabels):
+    """What an attacker knows beside the gradient that it gets.
+
+    Each attack uses a part of it: the norm attack only `norms`, the cosine attack the
+    clean gradients of `examples`, the mean attack the class means, which it computes
+    from `groups`.
+
+    Parameters
+    ----------
+    task : {"binary", "multiclass", "regression"}
+        What the labels are.
+    labels : Tensor
+        One per row: a position in `classes`, or the value of a regression.
+    classes : tuple[int, ...]
+        The classes of the batch in ascending order; none for a regression.
+    groups : tuple[NDArray, ...]
+        Row numbers of each of these classes.
+    norms : Tensor
+        The norm of each row of the gradient, computed once for all attacks.
+    clean : Tensor
+        The gradient before any defense, one row per example.
+
+    Examples
+    --------
+    >>> batch = BatchLabels.read("binary", torch.tensor([0, 1]))
+    >>> rows, known = attacker(batch, torch.tensor([[1.0], [2.0]]))
+    >>> known.classes, known.norms.tolist(), known.examples
+    ((0, 1), [1.0, 2.0], [1])
+    """
+
+    norms: Tensor
+    clean: Tensor
+
+    @cached_property
+    def examples(self) -> list[int]:
+        """Numbers of the rows whose clean gradient the attacker knows.
+
+        The first one of class 1, or of each class of a multi-class task. A row of zeros
+        is passed over if there is another one.
+        """
+        chosen = []
+        for group in self.groups[1:] if self.task == "binary" else self.groups:
+            first = int(group[0])
+            if not to_numpy(self.clean[first]).any():
+                first = int(group[to_numpy(self.clean[group]).any(axis=1).argmax()])
+            chosen.append(first)
+        return chosen
+
+
+def attacker(
+    batch: BatchLabels, gradient: Tensor, clean: Tensor | None = None
+) -> tuple[Tensor, Known]:
+    """Return the rows that an attacker scores, and what it knows."""
+    if len(gradient) != len(batch.labels):
+        raise ConfigError(f"got {len(batch.labels)} labels for {len(gradient)} rows")
+    if clean is not None and clean.shape != gradient.shape:
+        raise ConfigError(
+            f"the gradient before the defense has the shape {tuple(clean.shape)}, the "
+            f"one after it {tuple(gradient.shape)}"
+        )
+    rows, norms = rows_and_norms(gradient)
+    before = rows if clean is None else as_rows(clean)
+    labels = batch.labels.to(rows.device)
+    return rows, Known(batch.task, labels, batch.classes, batch.groups, norms, before)

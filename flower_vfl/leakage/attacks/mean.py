@@ -1,0 +1,237 @@
+"""The mean attack and the median attack of GAFM, which know a center of each class.
+
+Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import Task
+
+from .known import Known
+from .rows import Array, as_rows, products, round_scores, rows_and_norms, to_numpy
+
+FindCenters = Callable[[Tensor, Sequence[Array]], Array]
+_LARGE, _ENOUGH = 2**16, 127  # entries of a gradient; rows, an odd number of them
+
+
+def mean_attack(
+    gradient: Tensor,
+    labels: Tensor | None = None,
+    centers: Tensor | None = None,
+    hard: bool = False,
+) -> Tensor:
+    """Return how much nearer a row is to the mean of class 1 than to that of class 0.
+
+    ‖g−μ0‖ − ‖g−μ1‖. With more than two classes, the column of class c is the distance
+    to the nearest other mean less the distance to μ_c.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One row per example.
+    labels : Tensor | None (default: None)
+        Class numbers, to take the means from the rows themselves.
+    centers : Tensor | None (default: None)
+        The class means, one row each, if the attacker knows them already.
+    hard : bool (default: False)
+        Return the number of the nearest class (a tie between 0 and 1 counts as 1).
+
+    Examples
+    --------
+    >>> gradient = torch.tensor([[0.0], [2.0], [10.0]])
+    >>> mean_attack(gradient, torch.tensor([0, 0, 1])).tolist()
+    [-9.0, -7.0, 9.0]
+    """
+    return _center_attack(class_means, gradient, labels, centers, hard)
+
+
+def median_attack(
+    gradient: Tensor,
+    labels: Tensor | None = None,
+    centers: Tensor | None = None,
+    hard: bool = False,
+) -> Tensor:
+    """Return how much nearer a row is to the median of class 1 than to that of class 0.
+
+    As :func:`mean_attack`, with the median of every coordinate.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One row per example.
+    labels : Tensor | None (default: None)
+        Class numbers, to take the medians from the rows themselves.
+    centers : Tensor | None (default: None)
+        The class medians, one row each, if the attacker knows them already.
+    hard : bool (default: False)
+        Return the number of the nearest class (a tie between 0 and 1 counts as 1).
+
+    Examples
+    --------
+    >>> gradient = torch.tensor([[0.0], [1.0], [5.0], [7.0]])
+    >>> median_attack(gradient, torch.tensor([0, 0, 0, 1]), hard=True).tolist()
+    [0, 0, 1, 1]
+    """
+    return _center_attack(class_medians, gradient, labels, centers, hard)
+
+
+def _center_attack(
+    find: FindCenters,
+    gradient: Tensor,
+    labels: Tensor | None,
+    centers: Tensor | None,
+    hard: bool,
+) -> Tensor:
+    rows, norms = rows_and_norms(as_rows(gradient).double())
+    if centers is not None:
+        scores = _nearness(rows, norms, to_numpy(as_rows(centers).double()))
+    elif labels is not None:
+        scores = _nearness(rows, norms, find(rows, _groups(labels, len(rows))))
+    else:
+        raise ConfigError("the attack needs labels or the center of each class")
+    found = _nearest_class(scores) if hard else _merge_ties(scores)
+    return torch.from_numpy(found).to(rows.device)
+
+
+def _nearness(rows: Tensor, norms: Tensor, centers: Array) -> Array:
+    """Return how much nearer rows are to the center of a class than to the others."""
+    lengths = np.square(centers).sum(axis=1, keepdims=True)
+    relative = lengths - 2.0 * products(rows, centers)  # ‖g−μ‖² − ‖g‖²
+    distances = np.sqrt(np.maximum(relative + np.square(to_numpy(norms)), 0.0))
+    if len(centers) == 2:
+        # The difference of the squares over the sum of the distances loses no digits.
+        both = np.maximum(distances.sum(axis=0), np.finfo(distances.dtype).tiny)
+        gap: Array = (relative[0] - relative[1]) / both
+        return gap
+    nearest, second = np.partition(distances, 1, axis=0)[:2]
+    own = distances.argmin(axis=0) == np.arange(len(centers))[:, None]
+    scores: Array = np.where(own, second, nearest) - distances
+    return scores.T
+
+
+def _nearest_class(scores: Array) -> Array:
+    """Return the position of the nearest center."""
+    chosen = scores >= 0 if scores.ndim == 1 else scores.argmax(axis=1)
+    return chosen.astype(np.int64)
+
+
+def _merge_ties(scores: Array) -> Array:
+    return round_scores(scores, float(np.abs(scores).max()))
+
+
+def _groups(labels: Tensor, rows: int) -> list[Array]:
+    """Return the row numbers of every class from 0 to the largest label."""
+    numbers = to_numpy(labels.detach().reshape(-1).long())
+    if len(numbers) != rows or not rows:
+        raise ConfigError(f"got {len(numbers)} labels for {rows} rows")
+    groups = [np.flatnonzero(numbers == c) for c in range(max(numbers.max(), 1) + 1)]
+    empty = [c for c, group in enumerate(groups) if not len(group)]
+    if empty:
+        raise ConfigError(f"there is no row of class {empty[0]} to take a center from")
+    return groups
+
+
+def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
+    """Return the mean of each group of rows, from a product, which copies no rows."""
+    members = np.zeros((len(groups), len(rows)), dtype=np.float32)
+    for member, group in zip(members, groups, strict=True):
+        member[group] = 1.0
+    sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
+    return sums / members.sum(axis=1, keepdims=True)
+
+
+def class_medians(
+    rows: Tensor, groups: Sequence[Array], sample: int | None = None
+) -> Array:
+    """Return the median of every coordinate of each group, or of a sample of each."""
+    return np.stack([_median(rows, _thin(group, sample)) for group in groups])
+
+
+def _thin(group: Array, sample: int | None) -> Array:
+    """Return evenly spaced entries of a group that is larger than a sample."""
+    if sample is None or len(group) <= sample:
+        return group
+    thinned: Array = group[np.arange(sample) * len(group) // sample]
+    return thinned
+
+
+def _median(rows: Tensor, group: Array) -> Array:
+    """Return the median of every column, from a selection instead of a sort.
+
+    Five times faster than np.median and torch.median, see benchmarks/meter_cost.py.
+    """
+    chosen = rows.index_select(0, torch.from_numpy(group).to(rows.device))
+    columns = to_numpy(chosen).T.copy()
+    half = len(group) // 2
+    columns.partition(half, axis=1)
+    medians: Array = columns[:, half]
+    if len(group) % 2 == 0:  # halves first: the sum of two large numbers overflows
+        medians = 0.5 * medians + 0.5 * columns[:, :half].max(axis=1)
+    return medians
+
+
+@dataclass(frozen=True)
+class MeanAttack:
+    """The mean attack by name.
+
+    With `held_out` a row is compared with the centers of the half of its class to which
+    it does not belong.
+    """
+
+    hard: bool = False
+    held_out: bool = False
+    tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass")
+
+    def __call__(self, gradient: Tensor, known: Known) -> Tensor:
+        """Return differences of distances, or 1 for the nearest class and else 0."""
+        if self.held_out:
+            first = [group[0::2] for group in known.groups]
+            second = [g[1::2] if len(g) > 1 else g for g in known.groups]
+            scores = self._compare(gradient, known, first)
+            scored = np.concatenate(first)
+            scores[scored] = self._compare(gradient, known, second)[scored]
+        else:
+            scores = self._compare(gradient, known, known.groups)
+        if not self.hard:
+            return torch.from_numpy(_merge_ties(scores)).to(gradient.device)
+        chosen = torch.from_numpy(_nearest_class(scores))
+        if scores.ndim > 1:
+            chosen = F.one_hot(chosen, scores.shape[1])
+        return chosen.to(gradient)
+
+    def _compare(self, rows: Tensor, known: Known, groups: Sequence[Array]) -> Array:
+        return _nearness(rows, known.norms, self.centers(rows, groups))
+
+    def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
+        """Return the mean of each group of rows."""
+        return class_means(rows, groups)
+
+
+@dataclass(frozen=True)
+class MedianAttack(MeanAttack):
+    """The median attack by name; medians of large gradients come from a sample."""
+
+    sample: int | Literal["auto"] | None = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse an empty sample."""
+        if isinstance(self.sample, int) and self.sample < 1:
+            raise ConfigError(
+                f"sample must be a number from 1 or none, got {self.sample}"
+            )
+
+    def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
+        """Return the median of each group of rows."""
+        if self.sample != "auto":
+            return class_medians(rows, groups, self.sample)
+        return class_medians(rows, groups, _ENOUGH if rows.numel() > _LARGE else None)

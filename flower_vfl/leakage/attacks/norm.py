@@ -1,0 +1,39 @@
+"""Label Leakage and Protection in Two-party Split Learning: the norm attack.
+
+Li et al., ICLR 2022, https://arxiv.org/abs/2102.08504
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .known import Known
+from .rows import as_rows, finite_norms
+
+
+def norm_attack(gradient: Tensor) -> Tensor:
+    """Return the norm of every row: positives of a rare class have longer ones.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One row per example.
+
+    Examples
+    --------
+    >>> import torch
+    >>> norm_attack(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()
+    [5.0, 1.0]
+    """
+    return finite_norms(as_rows(gradient))
+
+
+@dataclass(frozen=True)
+class NormAttack:
+    """The norm attack by name."""
+
+    def __call__(self, gradient: Tensor, known: Known) -> Tensor:
+        """Return the norms."""
+        return known.norms
