@@ -25,7 +25,9 @@ PARTIES_FOLDER = "parties"
 RUN = "run"  # column that tells the runs of a study apart
 COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
 COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
-_TEXTS, _COUNTS = COLUMNS[:5], ["epoch", "step"]
+_TEXTS = COLUMNS[:5]
+_TYPES = dict.fromkeys(_TEXTS, "str") | {"epoch": "int64", "step": "int64"}
+_TYPES |= {"value": "float64"}
 
 Document = dict[str, Any]
 Row = tuple[str, str, str, str, str, int, int, float]  # in the order of COLUMNS
@@ -45,7 +47,7 @@ def result_document(
         for name in ("seconds", "defense_seconds", "bytes")
     }
     steps = sum(int(metrics["steps"]) for metrics in epochs) or 1  # type: ignore[arg-type]
-    rows = list(_rows(result, train_metrics or {}))
+    records = _records(result, train_metrics or {})
     document: Document = {
         "format": FORMAT,
         "engine": engine,
@@ -62,43 +64,41 @@ def result_document(
             "defense": spent["defense_seconds"] / steps,  # of a step
         },
         "bytes": {"training": spent["bytes"], "step": spent["bytes"] / steps},
-        "records": {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)},
+        "records": records.to_dict("list"),
     }
-    last = final_metrics(table(document).assign(**{RUN: ""}))
+    last = final_metrics(records.assign(**{RUN: ""}))
     return document | {"final": dict(zip(last["name"], last["value"], strict=True))}
 
 
-def _rows(result: VerticalResult, train_metrics: Mapping[str, float]) -> Iterator[Row]:
-    """Yield what training measured by epoch and by step, and every evaluation."""
+def _records(
+    result: VerticalResult, train_metrics: Mapping[str, float]
+) -> pd.DataFrame:
+    """Return what training measured by epoch and by step, and every evaluation."""
     train = result.train_metrics_clientapp
-    ends = dict(
-        zip(train, np.cumsum([m["steps"] for m in train.values()]), strict=True)
-    )
-    named = {record.name for record in result.records}  # their epochs' means
-    for epoch, metrics in train.items():
-        for name, value in metrics.items():
-            if name not in named:
-                yield name, "", "", "", "train", epoch, 0, float(value)  # type: ignore[arg-type]
-    evaluations = {**result.evaluations}
+    epochs, ends = list(train), np.cumsum([m["steps"] for m in train.values()])
+    means = {each.name for each in result.records}  # of an epoch: not needed
+    rows: list[tuple[Any, ...]] = [
+        (name, "train", epoch, 0, value)
+        for epoch, metrics in train.items()
+        for name, value in metrics.items()
+        if name not in means
+    ]
+    evaluated = [
+        (split, epoch, metrics)
+        for epoch, splits in result.evaluations.items()
+        for split, metrics in splits.items()
+    ]
     if train_metrics:
-        last = max(train)
-        evaluations[last] = {**evaluations.get(last, {}), "train": train_metrics}
-    for epoch, splits in evaluations.items():
-        for split, found in splits.items():
-            for name, value in found.items():
-                yield name, "", "", "", split, epoch, int(ends[epoch]), float(value)
-    steps = [record.step for record in result.records]
-    places = np.searchsorted(list(ends.values()), steps)
-    for record, place in zip(result.records, places, strict=True):
-        where = record.party, record.attack, record.layer
-        yield (
-            record.metric,
-            *where,
-            "train",
-            list(train)[place],
-            record.step,
-            record.value,
-        )
+        evaluated.append(("train", epochs[-1], dict(train_metrics)))
+    for split, epoch, metrics in evaluated:
+        step = ends[epochs.index(epoch)]
+        rows += [(name, split, epoch, step, value) for name, value in metrics.items()]
+    steps = result.table()
+    places = np.searchsorted(ends, steps["step"].astype(int))
+    steps = steps.assign(split="train", epoch=[epochs[place] for place in places])
+    whole = pd.DataFrame(rows, columns=["metric", "split", *COLUMNS[5:]])
+    frame = pd.concat([whole, steps], ignore_index=True)[COLUMNS]
+    return frame.fillna(dict.fromkeys(_TEXTS, "")).astype(_TYPES)
 
 
 def table(document: Mapping[str, Any]) -> pd.DataFrame:
@@ -132,11 +132,9 @@ def table(document: Mapping[str, Any]) -> pd.DataFrame:
     try:
         records = pd.DataFrame({name: document["records"][name] for name in COLUMNS})
         whole = pd.DataFrame(list(_whole_run(document)), columns=COLUMNS)
-        frame = (
-            pd.concat([records, whole], ignore_index=True) if len(records) else whole
+        return pd.concat(
+            [records.astype(_TYPES), whole.astype(_TYPES)], ignore_index=True
         )
-        kinds = dict.fromkeys(_TEXTS, "str") | dict.fromkeys(_COUNTS, "int64")
-        return frame.astype(kinds | {"value": "float64"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"the records of a result are not what flower-vfl writes: {error!r}"
