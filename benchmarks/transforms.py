@@ -1,9 +1,9 @@
 """The time of each defense beside one ``torch.randn(B, d)`` plus one addition.
 
-Prints one ratio per line. All run in turns in one run, on the same gradient; the ratio
-is the median of the turns' ratios, so that a machine that is busy for a while disturbs
-both sides alike. ``--leak`` measures something else: what the order of the entries,
-which SGSub keeps, tells about the labels.
+Prints one ratio per line. Both sides alternate on the same gradient, and the ratio is
+the median over the turns, so that other load on the machine affects both sides alike.
+``--leak`` measures instead what the order of the entries, which SGSub keeps, reveals
+about the labels.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from flower_vfl import Batch, CrossEntropy, LabelParty, PassiveParty, in_process
-from flower_vfl.strategies import VerticalStrategy
-from flower_vfl.strategies.defenses.flsg import FLSG
-from flower_vfl.strategies.defenses.geno import Geno
-from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
-from flower_vfl.strategies.defenses.iso import Iso
-from flower_vfl.strategies.defenses.marvell.solver import solve_marvell
-from flower_vfl.strategies.defenses.marvell.transform import Marvell
-from flower_vfl.strategies.defenses.max_norm import MaxNorm
-from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
-from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
-from flower_vfl.strategies.defenses.ppdl import PPDL
-from flower_vfl.strategies.defenses.sgsub import SGSub
+from flower_vfl.strategies import (
+    FLSG,
+    PPDL,
+    Geno,
+    GradientCompression,
+    Iso,
+    Marvell,
+    MaxNorm,
+    MultiBucket,
+    NoisyGradients,
+    SGSub,
+    VerticalStrategy,
+    solve_marvell,
+)
 from flower_vfl.transform import GradientTransform
 
 SHAPES = [(1024, 128), (128, 1600), (32768, 128)]
@@ -122,7 +124,7 @@ def measure_solver(turns: int) -> None:
 
 
 class Recorder:
-    """A transform that changes nothing and keeps what it saw."""
+    """A transform that changes nothing and records gradients."""
 
     requires_labels = True
 
@@ -130,7 +132,7 @@ class Recorder:
         self.seen: list[tuple[Tensor, Batch]] = []
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
-        """Keep a gradient and return it."""
+        """Record a gradient and return it."""
         self.seen.append((gradient.clone(), batch))
         return gradient
 
@@ -139,7 +141,7 @@ class Recorder:
         return {}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take nothing over."""
+        """Restore nothing."""
 
 
 def record(width: int, epochs: int) -> list[tuple[Tensor, Batch]]:
@@ -158,7 +160,7 @@ def record(width: int, epochs: int) -> list[tuple[Tensor, Batch]]:
     parties = [label, party(columns[:, :15]), party(columns[:, 15:])]
     recorder = Recorder()
     strategy = VerticalStrategy(
-        batch_size=64, evaluate_every=0, transforms=[recorder], progress=False
+        batch_size=64, evaluate_every=0, progress=False, defense=[recorder]
     )
     with in_process(parties) as grid:
         strategy.start(grid, num_rounds=epochs)

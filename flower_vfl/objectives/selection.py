@@ -285,7 +285,7 @@ def _train(
             for name, part in objective.gradient_parts.items():
                 magnitudes[name].append(float(part.abs().mean()))
                 averages[name].append(float(part.mean()))
-            if epoch == training.epochs and len(labels[rows].unique()) > 1:
+            if epoch == training.epochs and len(torch.unique(labels[rows])) > 1:
                 leaks += [_attack(gradient, labels[rows]) for gradient in gradients]
     bottoms.eval()
     with torch.no_grad():

@@ -246,8 +246,8 @@ class _Problem:
             + _divergence(apart, a0, a1)
             + 0.5 * (_over(self.q, a0) + _over(self.q, a1))
         )
-        variances = (_back(amount, shift) for amount in (max(narrow, x), x, wide))
-        return MarvellSolution(*variances, 0.0, sum_kl)
+        first, second = _back(max(narrow, x), shift), _back(x, shift)
+        return MarvellSolution(first, second, _back(wide, shift), 0.0, sum_kl)
 
 
 def _over(a: float, b: float) -> float:

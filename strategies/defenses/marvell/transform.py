@@ -98,7 +98,8 @@ def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
     if len(rows) <= block:
         rows = rows.double()  # once for both passes
     numbers = torch.arange(count, device=rows.device).unsqueeze(1)
-    pairs = list(zip(rows.split(block), classes.split(block), strict=True))
+    blocks = torch.split(rows, block), torch.split(classes, block)
+    pairs = list(zip(*blocks, strict=True))
     sizes = rows.new_zeros(count, dtype=torch.float64)
     means = rows.new_zeros(count, d, dtype=torch.float64)
     for part, index in pairs:
