@@ -1,8 +1,10 @@
 """A training step of each engine beside the plain PyTorch step of the same model.
 
-Prints one ratio per line. Both sides run in turns in one run, with the same data,
-models, batches and number of threads; the ratio is the median of the turns' ratios, so
-that a machine that is busy for a while disturbs both sides alike.
+Prints one ratio per line: to the plain loop, and to a plain loop that is split too (a
+backward pass and an optimizer for each part, but no messages). All sides run in turns
+in one run, with the same data, models, batches and number of threads; a ratio is the
+median of the turns' ratios, so that a machine that is busy for a while disturbs all
+sides alike.
 The bottom model is the deep part of Marvell's Criteo model (two hidden layers of 128
 before the cut layer). The cost of a message does not depend on the model, so one line
 shows the small default model of ``flower-vfl run`` too, where it weighs most.
@@ -32,6 +34,7 @@ from step_app.work import (  # noqa: E402
     MARVELL,
     SMALL,
     PlainLoop,
+    SplitLoop,
     bottom_model,
     features,
     labels,
@@ -46,19 +49,32 @@ SHAPES = [
 ]
 
 
-def report(shape: str, engine: str, split: list[float], plain: list[float]) -> None:
+MANY = 128  # parties in one process
+
+
+def report(
+    shape: str,
+    engine: str,
+    split: list[float],
+    plain: list[float],
+    beside: str = "plain",
+) -> None:
     ratio = statistics.median(s / p for s, p in zip(split, plain, strict=True))
     ours, theirs = statistics.median(split), statistics.median(plain)
     print(
-        f"{shape}: {engine}/plain = {ratio:.2f}   "
+        f"{shape}: {engine}/{beside} = {ratio:.2f}   "
         f"({ours * 1e3:.2f} ms / {theirs * 1e3:.2f} ms)",
         flush=True,
     )
 
 
-def measure(batch_size: int, parties: int, width: int, kind: str, turns: int) -> None:
+def in_turns(
+    batch_size: int, parties: int, width: int, kind: str, turns: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the seconds of a step in process, in one piece and in pieces."""
     torch.manual_seed(0)
-    loop = PlainLoop(parties, width, batch_size, kind)
+    plain = PlainLoop(parties, width, batch_size, kind)
+    pieces = SplitLoop(parties, width, batch_size, kind)
     passive = [
         PassiveParty(features(party), bottom_model(width, kind), device="cpu")
         for party in range(1, parties + 1)
@@ -67,21 +83,41 @@ def measure(batch_size: int, parties: int, width: int, kind: str, turns: int) ->
     strategy = VerticalStrategy(
         batch_size=batch_size, test_fraction=0.0, evaluate_every=0, progress=False
     )
-    plain, split = [], []
+    seconds: tuple[list[float], list[float], list[float]] = ([], [], [])
     with in_process([LabelParty(labels(), objective, device="cpu"), *passive]) as grid:
         for turn in range(turns + 1):
-            seconds = loop.epoch()
+            one_piece, in_pieces = plain.epoch(), pieces.epoch()
             training = strategy.connect(grid)
             started = time.perf_counter()
             training.run()
+            ours = (time.perf_counter() - started) / training.steps
             if turn:  # the first turn warms up
-                plain.append(seconds)
-                split.append((time.perf_counter() - started) / training.steps)
-    report(
-        f"B={batch_size} parties={parties} d={width} {kind}",
-        "in-process",
-        split,
-        plain,
+                for kept, value in zip(
+                    seconds, (ours, one_piece, in_pieces), strict=True
+                ):
+                    kept.append(value)
+    return seconds
+
+
+def measure(batch_size: int, parties: int, width: int, kind: str, turns: int) -> None:
+    ours, plain, pieces = in_turns(batch_size, parties, width, kind, turns)
+    shape = f"B={batch_size} parties={parties} d={width} {kind}"
+    report(shape, "in-process", ours, plain)
+    report(shape, "in-process", ours, pieces, "split loop")
+
+
+def measure_parties(turns: int) -> None:
+    """Print what one more party in this process costs."""
+    few = in_turns(64, 2, 4, SMALL, turns)
+    many = in_turns(64, MANY, 4, SMALL, max(1, turns // 5))
+    ours, _, pieces = (
+        (statistics.median(m) - statistics.median(f)) / (MANY - 2) * 1e3
+        for f, m in zip(few, many, strict=True)
+    )
+    print(
+        f"each further party, B=64 d=4 {SMALL}, {MANY} parties: {ours:.2f} ms "
+        f"(split loop {pieces:.2f} ms)",
+        flush=True,
     )
 
 
@@ -114,6 +150,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for shape in SHAPES:
         measure(*shape, turns=arguments.turns)
+    measure_parties(arguments.turns)
     if not arguments.skip_ray:
         measure_ray(1024, 2, 128, arguments.turns)
 

@@ -153,12 +153,15 @@ class Training:
         gradients, measured = reply.arrays, reply.measured
         if not self.defender.idle:
             defending = time.perf_counter()
+            seen = None
+            if self.defender.sees_embeddings:
+                seen = self._seen(embeddings, epoch, index)
             tensors, own = self.defender.defend(
                 reply.tensors(),
                 None if reply.labels is None else to_tensor(reply.labels),
                 step,
                 epoch,
-                seen=self._seen(embeddings, epoch, index),
+                seen=seen,
                 late=late,
             )
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
@@ -191,12 +194,8 @@ class Training:
         for number, values in sorted(by_step.items()):
             self._trackers.step(number, values)
 
-    def _seen(
-        self, embeddings: Mapping[str, Array], epoch: int, index: int
-    ) -> Seen | None:
+    def _seen(self, embeddings: Mapping[str, Array], epoch: int, index: int) -> Seen:
         """Return the embeddings of a batch for a defense that looks at them."""
-        if not self.defender.sees_embeddings:
-            return None
         tensors = {name: to_tensor(part) for name, part in embeddings.items()}
         return Seen(tensors, self._schedule.training_batches(epoch)[index])
 

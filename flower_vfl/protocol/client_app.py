@@ -252,8 +252,8 @@ def _probe(
 
 
 def _forward(session: Session, content: Content, context: Context) -> Content:
-    party = _passive(session)
     reply = _backward(session, content, context)
+    party = _passive(session)
     at = content.step, content.epoch, content.index
     if "probe" in content.config:
         layers = Leakage.from_text(content.text("probe")).layers
