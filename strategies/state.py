@@ -125,12 +125,14 @@ class VerticalResult(Result):
 
         Keys are ``mean``, ``last``, ``max`` and ``q95`` over the batches, the same with
         ``flipped_`` in front, and ``batches``. An attack on a layer of a bottom model
-        is called ``attack@layer``.
+        is called ``attack@layer``, the random gradients of a party ``party/random``.
         """
         found: Summary = {}
-        for metric, mark in ((LEAK, ""), (FLIPPED, "flipped_")):
+        kinds = [(LEAK, "", ""), (FLIPPED, "flipped_", "")]
+        kinds += [(f"{metric}_random", mark, "/random") for metric, mark, _ in kinds]
+        for metric, mark, about in kinds:
             for (party, attack), values in self._series(metric).items():
-                entry = found.setdefault(party, {}).setdefault(attack, {})
+                entry = found.setdefault(f"{party}{about}", {}).setdefault(attack, {})
                 entry |= {f"{mark}{k}": v for k, v in summarise(values).items()}
                 entry["batches"] = len(values)
         return found
@@ -167,7 +169,7 @@ class VerticalResult(Result):
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, splits in state.evaluate.items():
-            record = MetricRecord(split_metrics(splits))
+            record = MetricRecord({**split_metrics(splits)})
             result.evaluate_metrics_clientapp[epoch] = record
         return result
 

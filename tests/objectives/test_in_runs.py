@@ -17,7 +17,7 @@ from vertical_cases import (
     ROWS,
     WIDTH,
     StatelessGrid,
-    WrappedGrid,
+    HookedGrid,
     assert_equal,
     features,
     final_states,
@@ -137,7 +137,7 @@ def test_a_run_resumed_in_mid_epoch_ends_as_the_undisturbed_one(
             raise PowerCutError
 
     with grid(name, cut) as first, pytest.raises(PowerCutError):
-        strategy(cut, 1).start(WrappedGrid(first, before), num_rounds=EPOCHS)
+        strategy(cut, 1).start(HookedGrid(first, before), num_rounds=EPOCHS)
     with grid(name, cut) as again:
         resumed = strategy(cut, 1).start(again, num_rounds=EPOCHS, resume=True)
     assert_equal([final_states(cut), losses(resumed), scores(resumed)], expected)

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
-from vertical_cases import ROWS, WrappedGrid, assert_equal, rich_app, through_wire
+from vertical_cases import ROWS, HookedGrid, assert_equal, rich_app, through_wire
 
 from flower_vfl import ConfigError, InProcessGrid, PartyError, PartyRestartedError
 from flower_vfl.protocol.config import PartyDescription, TrainingConfig
@@ -276,7 +276,7 @@ def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
                     (reply,) = grid.send_and_receive([spy])
                     assert read(reply).number("rows") == ROWS
 
-        VerticalStrategy(batch_size=16).start(WrappedGrid(grid, hello), num_rounds=2)
+        VerticalStrategy(batch_size=16).start(HookedGrid(grid, hello), num_rounds=2)
         return [
             w
             for party in grid.parties().values()

@@ -21,7 +21,7 @@ from alignment_cases import (
 )
 from flwr.app import Message
 from flwr.serverapp import Grid
-from vertical_cases import StatelessGrid, WrappedGrid, losses
+from vertical_cases import HookedGrid, StatelessGrid, losses
 
 from flower_vfl import LabelParty, in_process
 from flower_vfl.parties.imputation import RowIndex
@@ -81,9 +81,7 @@ def test_where_only_the_node_state_survives(
         return None
 
     strategy = make_strategy(method, padding=2)
-    result = strategy.start(
-        WrappedGrid(grid, after=lose_every_third_once), num_rounds=2
-    )
+    result = strategy.start(HookedGrid(grid, after=lose_every_third_once), num_rounds=2)
     assert set(losses(result)) == {1, 2}
     assert len(lost) > 10
     kept = [alignment_of(grid, node) for node in grid.contexts]
@@ -106,7 +104,7 @@ def test_a_handshake_survives_in_the_node_state_without_ids() -> None:
                 seen.append(record["state"])
         return reply
 
-    make_strategy().connect(WrappedGrid(inner, after=look))
+    make_strategy().connect(HookedGrid(inner, after=look))
     assert len(seen) > 20
     assert not any(b"person-" in state for state in seen)
 
@@ -120,7 +118,7 @@ def aligning_requests(grid: Grid, **options: Any) -> list[dict[str, Any]]:
             found.append(dict(read(message).config))
         return message
 
-    make_strategy(**options).connect(WrappedGrid(grid, note, note))
+    make_strategy(**options).connect(HookedGrid(grid, note, note))
     return found
 
 
@@ -137,7 +135,7 @@ def test_messages_are_bounded(relay_bytes: int) -> None:
 def test_all_parties_with_queued_chunks_are_asked_at_once() -> None:
     calls: list[int] = []
 
-    class Counting(WrappedGrid):
+    class Counting(HookedGrid):
         def send_and_receive(
             self, messages: Any, *, timeout: float | None = None
         ) -> Any:
@@ -188,7 +186,7 @@ def test_the_hello_sends_no_digest_of_ids_that_are_to_be_aligned() -> None:
         return reply
 
     with in_process(make_parties()) as grid:
-        make_strategy().connect(WrappedGrid(grid, after=look))
+        make_strategy().connect(HookedGrid(grid, after=look))
     assert digests == ["", "", ""]
 
 

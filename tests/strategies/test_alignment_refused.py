@@ -15,7 +15,7 @@ from alignment_cases import (
     make_strategy,
 )
 from flwr.app import Message
-from vertical_cases import WrappedGrid
+from vertical_cases import HookedGrid
 
 from flower_vfl import ConfigError, PartyError, in_process
 from flower_vfl.alignment import AlignmentSettings, Identity
@@ -102,7 +102,7 @@ def test_a_party_that_vanishes_is_named_with_the_phase(stage: str) -> None:
         return None if reply.metadata.src_node_id in gone else reply
 
     with in_process(make_parties()) as inner:
-        grid = WrappedGrid(inner, vanish, lose)
+        grid = HookedGrid(inner, vanish, lose)
         with pytest.raises(PartyError, match="while ids were aligned") as caught:
             make_strategy().connect(grid, timeout=0.1)
         assert caught.value.party == "passive-1"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from alignment_cases import NAMES, alignment_of, make_app, make_strategy, secrets_of
 from flwr.app import Message
-from vertical_cases import StatelessGrid, WrappedGrid, assert_equal, losses
+from vertical_cases import HookedGrid, StatelessGrid, assert_equal, losses
 
 from flower_vfl import InProcessGrid, PartyError
 from flower_vfl.parties.checkpoints import DirectoryStore
@@ -31,7 +31,7 @@ def start(folder: Path, stages: list[str] | None = None, **options: Any) -> Any:
         if stages is not None and message.metadata.message_type == Verb.ALIGN:
             stages.append(read(message).text("stage"))
 
-    grid = WrappedGrid(inner, note)
+    grid = HookedGrid(inner, note)
     result = strategy.start(grid, num_rounds=rounds, resume=resume)
     return result, inner.parties()
 
@@ -105,7 +105,7 @@ def test_a_party_that_lost_its_memory_comes_back_to_its_rows(tmp_path: Path) -> 
             steps["forward"] += 1
             replay.sessions.pop((inner.run.run_id, 3))
 
-    result = strategy.start(WrappedGrid(inner, forget_once), num_rounds=2)
+    result = strategy.start(HookedGrid(inner, forget_once), num_rounds=2)
     assert set(losses(result)) == {1, 2}
     assert stages.count("begin") == 3
     assert stages.count("apply") == 6  # once after the handshake, once when it was back

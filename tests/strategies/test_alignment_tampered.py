@@ -20,14 +20,14 @@ from alignment_cases import (
 )
 from flwr.app import Message
 from flwr.serverapp import Grid
-from vertical_cases import StatelessGrid, WrappedGrid
+from vertical_cases import HookedGrid, StatelessGrid
 
 from flower_vfl import PartyError, in_process
 from flower_vfl.alignment import AlignmentSettings, Identity
 from flower_vfl.protocol.messages import Content, Verb, read
 
 
-class TamperingGrid(WrappedGrid):
+class TamperingGrid(HookedGrid):
     """A relay that changes what parties send, the first time that it can."""
 
     def __init__(self, inner: Grid, tamper: Callable[[Content, str], bool]) -> None:
@@ -262,7 +262,7 @@ def test_a_party_that_sends_in_the_name_of_another_is_named() -> None:
             reply.content.update(content.records())
         return reply
 
-    grid = WrappedGrid(in_process(make_parties()), after=lie)
+    grid = HookedGrid(in_process(make_parties()), after=lie)
     with pytest.raises(PartyError, match="a chunk from 'label' to") as caught:
         make_strategy().connect(grid)
     assert caught.value.party == "passive-1"
@@ -279,6 +279,6 @@ def test_a_party_with_another_outcome_is_named(key: str, value: object) -> None:
 
     inner = in_process(make_parties())
     with pytest.raises(PartyError, match="its outcome of the alignment") as caught:
-        make_strategy().connect(WrappedGrid(inner, after=lie))
+        make_strategy().connect(HookedGrid(inner, after=lie))
     assert caught.value.party == "passive-2"
     assert not handshakes_of(inner)

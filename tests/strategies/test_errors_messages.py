@@ -11,7 +11,7 @@ from error_cases import assert_words, fails_before_training, start
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from vertical_cases import WrappedGrid, simple_parties
+from vertical_cases import HookedGrid, simple_parties
 
 from flower_vfl import (
     InProcessGrid,
@@ -38,7 +38,7 @@ def test_rows_that_get_lost_on_the_way_are_noticed_by_the_label_party() -> None:
         return reply
 
     with pytest.raises(PartyError) as caught:
-        VerticalStrategy(batch_size=16).start(WrappedGrid(grid, after=drop_row))
+        VerticalStrategy(batch_size=16).start(HookedGrid(grid, after=drop_row))
     assert (caught.value.party, caught.value.step) == ("passive-1", 1)
     assert_words(caught.value, "(15, 3)", "(16, 3) was agreed on")
 
@@ -56,7 +56,7 @@ def run_with_losses(lost: Callable[[Message, int], bool], **options: Any) -> lis
         key = f"{reply.metadata.src_node_id}-{reply.metadata.group_id}"
         return None if lost(reply, sent[key]) else reply
 
-    grid = WrappedGrid(in_process([label, *passive]), count, lose)
+    grid = HookedGrid(in_process([label, *passive]), count, lose)
     VerticalStrategy(batch_size=16, **options).start(grid, num_rounds=2, timeout=7)
     models = [label.objective, *(party.model for party in passive)]
     weights = [w for model in models for w in model.state_dict().values()]
@@ -106,7 +106,7 @@ def test_what_flower_reports_about_a_message(code: int, words: str | None) -> No
             return failed
         return reply
 
-    grid = WrappedGrid(in_process([label, *passive]), after=fail_once)
+    grid = HookedGrid(in_process([label, *passive]), after=fail_once)
     strategy = VerticalStrategy(batch_size=16)
     if words is None:
         strategy.start(grid, num_rounds=1)
@@ -157,7 +157,7 @@ def test_a_reply_without_its_embedding() -> None:
                 record["other"] = record.pop("passive-2")
         return reply
 
-    grid = WrappedGrid(in_process([label, *passive]), after=rename_embedding)
+    grid = HookedGrid(in_process([label, *passive]), after=rename_embedding)
     with pytest.raises(PartyError, match=r"'passive-2', step 1.*no embedding.*version"):
         VerticalStrategy().start(grid)
 

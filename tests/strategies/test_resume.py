@@ -20,7 +20,7 @@ from resume_cases import (
 )
 from torch import Tensor
 from vertical_cases import (
-    WrappedGrid,
+    HookedGrid,
     assert_equal,
     final_states,
     losses,
@@ -139,7 +139,7 @@ def test_a_party_that_loses_its_memory_is_rewound(
             )
             del sessions.sessions[found]
 
-    wrapped = WrappedGrid(grid, lose_memory)
+    wrapped = HookedGrid(grid, lose_memory)
     result = strategy(None, 3).start(wrapped, num_rounds=EPOCHS)
     assert seen["labels"] > EPOCHS * STEPS + 1  # steps were repeated
     if on_disk:
@@ -164,7 +164,7 @@ def test_a_party_that_loses_its_memory_at_the_very_end_is_rewound(
             seen["lost"] += 1
             sessions.forget(grid.run.run_id)
 
-    wrapped = WrappedGrid(grid, lose_memory)
+    wrapped = HookedGrid(grid, lose_memory)
     result = strategy(tmp_path, 2).start(wrapped, num_rounds=EPOCHS)
     assert seen["lost"] == 1
     assert_equal(outcome(tmp_path, result), undisturbed)

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 from resume_cases import CountingTransform, PowerCutError, cut_at, rich_grid, strategy
 from torch import Tensor
-from vertical_cases import WrappedGrid
+from vertical_cases import HookedGrid
 
 from flower_vfl import Batch, ConfigError, PartyError, PartyRestartedError
 from flower_vfl.protocol import replay as sessions
@@ -25,7 +25,7 @@ def test_without_checkpoints_a_lost_memory_ends_the_run(tmp_path: Path) -> None:
             sessions.forget(grid.run.run_id)
 
     with pytest.raises(PartyRestartedError, match=r"'label'.*restarted") as caught:
-        strategy(tmp_path, 0).start(WrappedGrid(grid, lose_memory), num_rounds=1)
+        strategy(tmp_path, 0).start(HookedGrid(grid, lose_memory), num_rounds=1)
     assert "no checkpoint" in str(caught.value.__cause__)
 
 
@@ -37,7 +37,7 @@ def test_a_party_that_forgets_again_and_again_ends_the_run(tmp_path: Path) -> No
             sessions.forget(grid.run.run_id)
 
     with pytest.raises(PartyRestartedError) as caught:
-        strategy(tmp_path, 1).start(WrappedGrid(grid, lose_memory), num_rounds=1)
+        strategy(tmp_path, 1).start(HookedGrid(grid, lose_memory), num_rounds=1)
     assert "step 1 was tried 4 times" in caught.value.__notes__
 
 

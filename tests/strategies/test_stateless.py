@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vertical_cases import (
     COLUMNS,
     WIDTH,
+    HookedGrid,
     StatelessGrid,
-    WrappedGrid,
     assert_equal,
     features,
     final_states,
@@ -89,7 +89,7 @@ def test_lost_replies_do_not_train_twice(
         seen.add(key)
         return None
 
-    grid = WrappedGrid(stateless, after=lose_every_third_once)
+    grid = HookedGrid(stateless, after=lose_every_third_once)
     assert_equal(outcome(grid, tmp_path), undisturbed)
     assert len(seen) > 10
 
@@ -140,7 +140,7 @@ def test_a_request_that_failed_half_way_leaves_no_trace(
     def lose_the_error(reply: Message) -> Message | None:
         return None if "error" in read(reply).config else reply
 
-    grid = WrappedGrid(stateless, after=lose_the_error)
+    grid = HookedGrid(stateless, after=lose_the_error)
     assert_equal(outcome(grid, tmp_path), undisturbed)
     assert broken["left"] == 0
 
@@ -161,7 +161,7 @@ def test_a_lost_error_is_reported_again_by_a_party_in_memory() -> None:
         return reply
 
     inner = InProcessGrid(vertical_client_app(passive, make_label), PARTIES)
-    grid = WrappedGrid(inner, after=lose_the_first_error)
+    grid = HookedGrid(inner, after=lose_the_first_error)
     with pytest.raises(PartyError, match=r"'passive-2'.*ZeroDivisionError"):
         strategy().start(grid, num_rounds=1)
     assert seen == [Verb.EMBED.value] * 2

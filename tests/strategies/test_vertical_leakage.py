@@ -46,10 +46,10 @@ def test_both_places_measure_the_same_to_the_last_bit(defense: str) -> None:
     there = run(leakage, defense, "label")
     assert series_of(here) == series_of(there)
     assert here.leakage() == there.leakage()
-    for party in ("passive-1", "passive-1+passive-2", "passive-2/random"):
-        assert series_of(here)[f"leak_mean/{party}"]["steps"] == list(
-            range(1, STEPS + 1)
-        )
+    names = ("mean/passive-1", "mean/passive-1+passive-2", "random_mean/passive-2")
+    for name in names:
+        steps = series_of(here)[f"leak_{name}"]["steps"]
+        assert steps == list(range(1, STEPS + 1))
 
 
 def test_a_measurement_changes_nothing() -> None:
@@ -120,7 +120,7 @@ def test_what_is_measured_is_what_a_party_gets(placement: str) -> None:
     values = [
         norm_auc(to_tensor(content.arrays["gradient"]), truth[step - 1])
         for content in got
-        if (step := content.number("gradient-step"))
+        if (step := content.gradient_step)
     ]
     series = (series_of(result)[f"leak_norm/passive-{i}"]["values"] for i in (1, 2))
     expected = [value for pair in zip(*series, strict=True) for value in pair]
@@ -198,8 +198,8 @@ def test_batches_of_one_class_are_skipped() -> None:
     result = run(leakage, epochs=3, parties=parties)
     both = [i for i, y in enumerate(batches_of(parties, 3), 1) if 0 < y.sum() < len(y)]
     assert 0 < len(both) < 30
-    for party in ("passive-1", "passive-2/random"):
-        assert series_of(result)[f"leak_norm/{party}"]["steps"] == both
+    for name in ("norm/passive-1", "random_norm/passive-2"):
+        assert series_of(result)[f"leak_{name}"]["steps"] == both
     assert result.leakage()["passive-1"]["norm"]["batches"] == len(both)
 
 

@@ -18,7 +18,7 @@ from vertical_cases import (
     ROWS,
     SGD,
     WIDTH,
-    WrappedGrid,
+    HookedGrid,
     assert_equal,
     features,
     labels,
@@ -169,7 +169,7 @@ def test_what_was_sent_is_never_changed_afterwards(
             sent.extend((a, to_tensor(a).clone()) for a in record.values())
         return message
 
-    grid = WrappedGrid(in_process([label, *passive]), note, note)  # type: ignore[arg-type]
+    grid = HookedGrid(in_process([label, *passive]), note, note)  # type: ignore[arg-type]
     strategy = VerticalStrategy(batch_size=16, aggregation=aggregation, progress=False)
     strategy.start(grid, num_rounds=2)
     strategy.predict("train")

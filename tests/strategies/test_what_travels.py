@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
 from torch import Tensor, nn
-from vertical_cases import ROWS, WrappedGrid, features, labels, make_label, make_passive
+from vertical_cases import ROWS, HookedGrid, features, labels, make_label, make_passive
 
 from flower_vfl import CrossEntropy, InProcessGrid, LabelParty, PassiveParty, in_process
 from flower_vfl.protocol.client_app import vertical_client_app
@@ -60,7 +60,7 @@ def test_features_labels_and_ids_never_travel() -> None:
         record(reply)
         return reply
 
-    grid = WrappedGrid(inner, record, record_reply)
+    grid = HookedGrid(inner, record, record_reply)
     strategy = VerticalStrategy(
         batch_size=16,
         valid_fraction=0.2,
@@ -125,7 +125,7 @@ def test_trusted_labels_are_the_only_exception() -> None:
         sent.append(message_to_proto(reply).SerializeToString())
         return reply
 
-    grid = WrappedGrid(in_process([label, passive]), after=record)
+    grid = HookedGrid(in_process([label, passive]), after=record)
     VerticalStrategy(batch_size=16, defense=[Needs()]).start(grid, num_rounds=1)
     rows = label.configured().training_batches(1)[0]
     assert labels()[rows].float().numpy().tobytes() in b"".join(sent)

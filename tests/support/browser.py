@@ -91,10 +91,14 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=path.resolve().as_uri())
-        deadline = time.monotonic() + PATIENCE
         where = f"location.href === {json.dumps(path.resolve().as_uri())}"
-        while not self.run(f"{where} && document.readyState === 'complete'"):
-            assert time.monotonic() < deadline, "the page does not load"
+        self.wait(f"{where} && document.readyState === 'complete'")
+
+    def wait(self, script: str) -> None:
+        """Wait until an expression in the page is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"never true: {script}"
             time.sleep(0.02)
 
     def run(self, script: str) -> Any:
@@ -126,9 +130,15 @@ class Page:
             "const r = e.getBoundingClientRect();"
             "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
+        self.move(*box)
         for kind in ("mousePressed", "mouseReleased"):
             at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, **at)
+
+    def scroll(self, x: float, y: float, distance: float, shift: bool) -> None:
+        """Turn the wheel, with or without the Shift key."""
+        turned = {"deltaX": 0, "deltaY": distance, "modifiers": 8 if shift else 0}
+        self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, **turned)
 
     def screenshot(self, path: Path) -> None:
         """Write a picture of the whole page."""

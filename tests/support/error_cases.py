@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vertical_cases import WrappedGrid
+from vertical_cases import HookedGrid
 
 from flower_vfl import VerticalError, in_process
 from flower_vfl.protocol.messages import Verb
@@ -22,7 +22,7 @@ def start(parties: list[Any], epochs: int = 2, **options: Any) -> None:
 def fails_before_training(parties: list[Any], *words: str, **options: Any) -> str:
     """Check that a run is refused in words, and that no batch was asked for."""
     asked: list[str] = []
-    grid = WrappedGrid(
+    grid = HookedGrid(
         in_process(parties), lambda m: asked.append(m.metadata.message_type)
     )
     options = {"batch_size": 16, "progress": False, **options}

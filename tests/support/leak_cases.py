@@ -12,8 +12,9 @@ import torch
 from flwr.app import Message
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
+from strategy_cases import build_strategy
 from torch import Tensor, nn
-from vertical_cases import ADAM, COLUMNS, WIDTH, WrappedGrid, features, simple_parties
+from vertical_cases import ADAM, COLUMNS, WIDTH, HookedGrid, features, simple_parties
 
 from flower_vfl import LabelParty, PassiveParty
 from flower_vfl.grids.in_process import in_process
@@ -21,7 +22,7 @@ from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.objectives import CrossEntropy, MeanSquaredError
 from flower_vfl.parties.base import Party
 from flower_vfl.protocol.messages import Content, Verb, read
-from flower_vfl.strategies import VerticalResult, VerticalStrategy, build_defense
+from flower_vfl.strategies import VerticalResult, build_defense
 
 NOISE = 12345
 
@@ -53,7 +54,7 @@ class Record:
         self.sent: list[tuple[str, Content]] = []
         self.replies: list[tuple[str, Content]] = []
 
-    def grid(self, inner: Any) -> WrappedGrid:
+    def grid(self, inner: Any) -> HookedGrid:
         """Return a grid that writes down every message of another one."""
 
         def before(message: Message) -> None:
@@ -63,7 +64,7 @@ class Record:
             self.replies.append((reply.metadata.message_type, read(reply)))
             return reply
 
-        return WrappedGrid(inner, before, after)
+        return HookedGrid(inner, before, after)
 
     def label_replies(self) -> list[Content]:
         """Return the label party's reply of every step."""
@@ -85,7 +86,7 @@ def run(
         given = {"trust_server": True, "build_defense": build_defense}
         label, passive = simple_parties(**{**given, **options})
         parties = [label, *passive]
-    strategy = VerticalStrategy(
+    strategy = build_strategy(
         **{
             "batch_size": 16,
             "transforms": transforms,

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor
-from vertical_cases import WrappedGrid, rich_app
+from vertical_cases import HookedGrid, rich_app
 
 from flower_vfl import Batch, InProcessGrid
 from flower_vfl.protocol.messages import Verb
@@ -57,7 +57,7 @@ class PowerCutError(Exception):
     """Ends a run where nobody expects it."""
 
 
-def cut_at(grid: Grid, verb: Verb, count: int) -> WrappedGrid:
+def cut_at(grid: Grid, verb: Verb, count: int) -> HookedGrid:
     seen = {"count": 0}
 
     def before(message: Message) -> None:
@@ -65,4 +65,4 @@ def cut_at(grid: Grid, verb: Verb, count: int) -> WrappedGrid:
         if seen["count"] == count:
             raise PowerCutError
 
-    return WrappedGrid(grid, before)
+    return HookedGrid(grid, before)

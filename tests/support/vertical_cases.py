@@ -162,7 +162,7 @@ def scores(result: Result) -> dict[int, dict[str, Any]]:
     return {e: dict(m) for e, m in result.evaluate_metrics_clientapp.items()}
 
 
-class WrappedGrid(wrapped.WrappedGrid):
+class HookedGrid(wrapped.WrappedGrid):
     """A grid through which every message of another one passes.
 
     ``before(message)`` sees each request, ``after(reply)`` each reply; a reply for
@@ -189,7 +189,7 @@ class WrappedGrid(wrapped.WrappedGrid):
                     yield kept
 
 
-class StatelessGrid(WrappedGrid):
+class StatelessGrid(HookedGrid):
     """Keeps nothing but the bytes of each node's context, as Flower's runtimes do.
 
     A message is handled by process ``choose(count)``; a process whose number is
@@ -230,14 +230,14 @@ class StatelessGrid(WrappedGrid):
         context = context_from_proto(kind.FromString(self.contexts[node]))
         process = self.choose(self.count)
         self.count += 1
-        outside = sessions._sessions
-        sessions._sessions = self.processes.setdefault(process, {})
+        outside = sessions.sessions
+        sessions.sessions = self.processes.setdefault(process, {})
         if process < 0:
             sessions.forget(context.run_id)
         try:
             reply = self.app(through_wire(message), context)
         finally:
-            sessions._sessions = outside
+            sessions.sessions = outside
         self.contexts[node] = context_to_proto(context).SerializeToString()
         return through_wire(reply)
 
