@@ -3,8 +3,8 @@
     python benchmarks/same_weights.py --write before.json   # with the old version
     python benchmarks/same_weights.py --compare before.json # with the new version
 
-Runs eleven configurations with `flower-vfl run` and prints a digest of each one's
-weights, predictions' metrics included. Digests depend on the machine and on torch.
+Runs twelve configurations with `flower-vfl run` and prints a digest of each one's
+weights, optimizers and random states. Digests depend on the machine and on torch.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+WEIGHTS = ("model", "objective", "aggregation", "optimizer", "random")
 SMALL = "--dataset breast-cancer --epochs 3 --batch-size 64"
 CONFIGURATIONS = {
     "plain": SMALL,
@@ -63,10 +64,12 @@ def run(name: str, options: str) -> str:
         subprocess.run(
             command, shell=True, check=True, env=environment, stdout=subprocess.DEVNULL
         )
-        files = sorted(Path(folder).rglob("*.pt"))
+        files = sorted(Path(folder).glob("parties/*/final.pt"))
+        files = [file for file in files if file.parent.name != "strategy"]
         if not files:
             raise SystemExit(f"{name}: no weights in {list(Path(folder).iterdir())}")
-        return digest([torch.load(f, weights_only=True) for f in files])
+        states = [torch.load(file, weights_only=True) for file in files]
+        return digest([{key: each.get(key) for key in WEIGHTS} for each in states])
 
 
 def main() -> None:
