@@ -1,13 +1,21 @@
-"""Gradients as matrices with one row per example: shapes, norms, checks."""
+"""Gradients as matrices with one row per example: norms, checks, base classes.
+
+What the gradient transforms and the attacks share.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import PartyError
+from flower_vfl.errors import ConfigError, PartyError
+
+if TYPE_CHECKING:
+    from flower_vfl.transform import Batch
 
 
 def to_rows(gradient: Tensor) -> Tensor:
@@ -53,3 +61,138 @@ def check_finite(
     if bad:
         problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
         raise PartyError(party, problem, remedy, step)
+
+
+class RowTransform(ABC):
+    """A gradient transform whose formula works on a matrix with one row per example.
+
+    A subclass implements :meth:`perturb`. The base class flattens gradients of any
+    shape to rows, computes half precision in single precision, returns an empty batch
+    as it is, and clamps the result to the range of its dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import RowTransform
+    >>> class Halve(RowTransform):
+    ...     def perturb(self, rows, batch):
+    ...         return rows / 2
+    >>> Halve()(torch.ones(1, 2), Batch("passive-1", step=1, seed=7))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    requires_labels = False
+
+    @abstractmethod
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor | None:
+        """Return what the party gets, or None to withhold the gradient.
+
+        Parameters
+        ----------
+        rows : Tensor
+            The gradient, B×d, float32 or float64. Do not change it in place.
+        batch : Batch
+            Party, step and, if required, labels.
+        """
+
+    def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
+        """Return the gradient that leaves for the party."""
+        if not gradient.is_floating_point():
+            raise PartyError(
+                batch.party,
+                f"its gradient is of type {gradient.dtype}",
+                "A defense works on floating point numbers",
+                batch.step,
+            )
+        if gradient.numel() == 0:
+            return gradient
+        rows = to_rows(gradient)
+        changed = self.perturb(rows, batch)
+        if changed is None or changed is rows:
+            return None if changed is None else gradient
+        limits = torch.finfo(gradient.dtype)
+        kept = changed.clamp(limits.min, limits.max)
+        return kept.to(gradient.dtype).reshape(gradient.shape)
+
+    def labels(self, batch: Batch, rows: int) -> Tensor:
+        """Return the labels of a batch, one per row; refuse a batch without them."""
+        name = type(self).__name__
+        if batch.labels is None:
+            raise PartyError(
+                batch.party,
+                f"{name} needs the labels of the batch and got none",
+                "Pass labels where the defense runs, or run it at the label party",
+                batch.step,
+            )
+        flat = batch.labels.detach().reshape(-1)
+        if len(flat) != rows:
+            raise PartyError(
+                batch.party,
+                f"{name} got {len(flat)} labels for {rows} rows of its gradient",
+                "Give one label per row",
+                batch.step,
+            )
+        return flat
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a restart; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
+        if state:
+            raise ConfigError(
+                f"{type(self).__name__} keeps no state, got {list(state)}"
+            )
+
+
+class AdjustableTransform(RowTransform):
+    """A transform whose strength is one number that can be raised during training.
+
+    A subclass multiplies its parameter by :attr:`raised`. This factor is its state, so
+    that a resumed run continues with the strength that was reached.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Iso
+    >>> transform = Iso(t=1.0)
+    >>> transform.strengthen(2.0)
+    'Iso is now 2 times as strong as its setting'
+    >>> transform.state_dict()
+    {'raised': 2.0}
+    """
+
+    raised = 1.0
+
+    def strengthen(self, factor: float) -> str:
+        """Multiply the strength from now on; return a message for the log."""
+        self.raised *= factor
+        name, raised = type(self).__name__, self.raised
+        return f"{name} is now {raised:g} times as strong as its setting"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the factor by which the strength was raised."""
+        return {"raised": self.raised}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
+        if "raised" not in state:
+            name = type(self).__name__
+            raise ConfigError(f"{sorted(state)} is not the state of the defense {name}")
+        self.raised = float(state["raised"])
+
+
+def require(condition: bool, name: str, wanted: str, value: object) -> None:
+    """Raise an error about a parameter of a transform unless a condition holds."""
+    if not condition:
+        raise ConfigError(f"{name} must be {wanted}, got {value}")
+
+
+def normal(rows: Tensor, generator: torch.Generator, columns: bool = True) -> Tensor:
+    """Return standard normal noise for a matrix, the same numbers on every device."""
+    shape = rows.shape if columns else (len(rows), 1)
+    noise = torch.randn(
+        shape, generator=generator, dtype=rows.dtype, device=generator.device
+    )
+    return noise.to(rows.device)

@@ -1,8 +1,8 @@
 """Strategies, gradient transforms, and adapters for apps that others wrote."""
 
+from flower_vfl.rows import AdjustableTransform, RowTransform
 from flower_vfl.strategies.adapters.defended_grid import defended_grid
 from flower_vfl.strategies.adapters.defense_mod import defense_mod
-from flower_vfl.strategies.defenses.base import AdjustableTransform, RowTransform
 from flower_vfl.strategies.defenses.compose import Compose, PerParty, Scheduled
 from flower_vfl.strategies.defenses.flsg import FLSG
 from flower_vfl.strategies.defenses.geno import Geno

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
 
-from .base import RowTransform, require
 from .sgsub import Original, Substitute, search
 
 

@@ -18,10 +18,8 @@ from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.rows import row_norms
+from flower_vfl.rows import RowTransform, require, row_norms
 from flower_vfl.transform import Batch
-
-from .base import RowTransform, require
 
 DEVIATIONS = 6.0  # a norm this many deviations above the median is an outlier
 SMALLEST_DEVIATION = 0.1  # of the median

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
-
-from .base import RowTransform, require
 
 
 def compress(rows: Tensor, keep: float) -> Tensor:

@@ -10,10 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import row_norms
+from flower_vfl.rows import AdjustableTransform, normal, require, row_norms
 from flower_vfl.transform import Batch
-
-from .base import AdjustableTransform, normal, require
 
 
 def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:

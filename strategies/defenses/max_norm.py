@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import row_norms
+from flower_vfl.rows import RowTransform, normal, row_norms
 from flower_vfl.transform import Batch
-
-from .base import RowTransform, normal
 
 
 def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:

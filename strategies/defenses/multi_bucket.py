@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
-
-from .base import RowTransform, require
 
 
 def quantize(rows: Tensor, bins: int, bound: float) -> Tensor:

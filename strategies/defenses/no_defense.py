@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
-
-from .base import RowTransform
 
 
 class NoDefense(RowTransform):

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import AdjustableTransform, require
 from flower_vfl.transform import Batch
-
-from .base import AdjustableTransform, require
 
 
 def laplace(

@@ -12,9 +12,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
 
-from .base import RowTransform, require
 from .noisy_gradients import laplace
 
 

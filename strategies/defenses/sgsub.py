@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.rows import RowTransform, normal, require
 from flower_vfl.transform import Batch
-
-from .base import RowTransform, normal, require
 
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
 

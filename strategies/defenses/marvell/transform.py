@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.strategies.defenses.base import AdjustableTransform, normal, require
+from flower_vfl.rows import AdjustableTransform, normal, require
 from flower_vfl.transform import AUC_BOUND, Batch
 
 from .multiclass import solve_multiclass
