@@ -41,13 +41,10 @@ def result_document(
     train_metrics: Mapping[str, float] | None = None,
 ) -> Document:
     """Return the result of a run; `train_metrics` are those of the training rows."""
-    epochs = [dict(metrics) for metrics in result.train_metrics_clientapp.values()]
-    spent: dict[str, Any] = {
-        name: sum(metrics.get(name, 0) for metrics in epochs)  # type: ignore[misc]
-        for name in ("seconds", "defense_seconds", "bytes")
-    }
-    steps = sum(int(metrics["steps"]) for metrics in epochs) or 1  # type: ignore[arg-type]
     records = _records(result, train_metrics or {})
+    epochs = records.query("split == 'train' and step == 0")
+    spent = epochs.groupby("metric")["value"].sum()
+    steps = spent.get("steps", 0.0) or 1.0
     document: Document = {
         "format": FORMAT,
         "engine": engine,
@@ -59,11 +56,14 @@ def result_document(
         "stopped": result.stopped,
         "seconds": {
             "total": seconds,
-            "training": spent["seconds"],
-            "step": spent["seconds"] / steps,
-            "defense": spent["defense_seconds"] / steps,  # of a step
+            "training": spent.get("seconds", 0.0),
+            "step": spent.get("seconds", 0.0) / steps,
+            "defense": spent.get("defense_seconds", 0.0) / steps,  # of a step
         },
-        "bytes": {"training": spent["bytes"], "step": spent["bytes"] / steps},
+        "bytes": {
+            "training": int(spent.get("bytes", 0)),
+            "step": spent.get("bytes", 0.0) / steps,
+        },
         "records": records.to_dict("list"),
     }
     last = final_metrics(records.assign(**{RUN: ""}))

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import Task
 from flower_vfl.simulations.checks import check_trials, default_attacks, task_of
 from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
-from flower_vfl.simulations.datasets.types import Task
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
 from flower_vfl.simulations.studies.comparison import (
@@ -108,7 +108,8 @@ def compare(
         gpus=gpus,
         bar=not as_json,
     )
-    finish(study, table_document(study), as_json, partial(_show, study, markdown))
+    found = table_document(study)
+    finish(study, found, as_json, partial(_show, study, found, markdown))
 
 
 def _of_file(context: typer.Context) -> list[str]:
@@ -157,11 +158,10 @@ def compare_trials(
     return trials
 
 
-def _show(study: Study, markdown: bool) -> None:
+def _show(study: Study, document: dict[str, Any], markdown: bool) -> None:
     if markdown:
-        print(markdown_table(study))
+        print(markdown_table(document))
         return
     console = Console(highlight=False)
-    for table in screen_tables(study):
-        console.print(table)
-    console.print(legend(study))
+    console.print(*screen_tables(document))
+    console.print(legend(study, document))

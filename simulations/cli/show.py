@@ -105,7 +105,7 @@ def _leakage(found: pd.DataFrame, column: str) -> Table:
     for (party, random), own in found.groupby(["party", "random"], sort=False):
         ordered = own.sort_values("layer", key=lambda names: names != "", kind="stable")
         for layer, rows in ordered.groupby("layer", sort=False):
-            name = f"{party} random" if random else party
+            name = str(party) + (" random" if random else "")
             values = rows.set_index("attack")[column].reindex(attacks)
             cells = ["" if value != value else f"{value:.3f}" for value in values]
             lines.append([f"  layer {layer}" if layer else name, *cells])
@@ -127,7 +127,8 @@ def _completion(entries: list[dict[str, Any]]) -> Table:
     groups = pd.DataFrame(entries).groupby(["attack", "party"], sort=False)
     for (attack, party), own in groups:
         cells = [_average(own[key].dropna().astype(float)) for key in _SUCCESSES]
-        lines.append([parse_spec(attack)[0], party, own["metric"].iloc[0], *cells])
+        names = [parse_spec(str(attack))[0], str(party), str(own["metric"].iloc[0])]
+        lines.append([*names, *cells])
     return text_table(heads, lines, left=3)
 
 

@@ -22,7 +22,7 @@ Epochs = Literal["all", "first", "last"]
 STATISTICS: dict[str, Callable[[pd.Series[float]], float]] = {
     "mean": pd.Series.mean,
     "max": pd.Series.max,
-    "q95": lambda values: values.quantile(0.95),
+    "q95": lambda values: float(values.quantile(0.95)),
 }
 
 

@@ -107,9 +107,9 @@ def measured(
             if key is None:
                 continue
             found = Found(table(study.documents[key]), study.run_folder(key))
-            line = {**trial.labels, SEED: seed, RUN: trial.digest}
-            spent = seconds(found, "total")
-            lines.append({**line, SECONDS: spent, **_read(experiment, found)})
+            spent, values = seconds(found, "total"), _read(experiment, found)
+            line = {SEED: seed, RUN: trial.digest, SECONDS: spent}
+            lines.append({**trial.labels, **line, **values})
     names = [column.name for column in experiment.columns]
     return pd.DataFrame(lines, columns=[*experiment.axes, SEED, RUN, SECONDS, *names])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,155 +15,108 @@ from .run_metrics import completions, largest_leaks, main_metric, utilities, who
 from .study import Study
 from .tradeoff import DEFENSE
 
+Row = Mapping[str, Any]
 _COLUMNS = 4  # attacks side by side, so that 80 characters are enough
 _NAME_WIDTH = 20
-_STATISTICS = {"mean": "mean", "sd": "std", "min": "min", "max": "max"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What a study found about each method.
-
-    `utility` has one row for each method, `leaks` one for each method and attack; both
-    have mean, sd, min and max over the seeds. `steps` are median seconds of a step.
-    """
-
-    metric: str
-    utility: pd.DataFrame
-    leaks: pd.DataFrame
-    steps: pd.Series[float]
-
-    @property
-    def attacks(self) -> list[str]:
-        """The attacks of all methods."""
-        return list(self.leaks.index.unique("attack"))
-
-    @property
-    def methods(self) -> list[str]:
-        """The methods that have a finished run."""
-        return list(self.steps.index)
-
-    def time_ratio(self, method: str) -> float | None:
-        """Return the time of a step relative to vanilla, or None if it is unknown."""
-        vanilla = self.steps.get(VANILLA, 0.0)
-        return float(self.steps[method] / vanilla) if vanilla > 0 else None
-
-
-def comparison(study: Study) -> Comparison:
-    """Return what a study found about each method."""
-    records = study.records()
-    methods = study.labels()[DEFENSE]
-    done = completions(records).query("split == 'test'")
-    found = largest_leaks(records).rename(columns={"leak": "value"})
-    found = pd.concat([found, done])[[RUN, "attack", "value"]]
-    found = found.assign(method=found[RUN].map(methods))
-    steps = whole_run(records, "seconds_step")
-    # a run without an evaluation has a utility that is not a number
-    utility = utilities(records)["value"].reindex(steps.index)
-    return Comparison(
-        main_metric(records),
-        _summary(utility.groupby(steps.index.map(methods), sort=False)),
-        _summary(found.groupby(["method", "attack"], sort=False)["value"]),
-        steps.groupby(steps.index.map(methods), sort=False).median(),
-    )
-
-
-def _summary(groups: Any) -> pd.DataFrame:
-    found: pd.DataFrame = groups.agg(runs="size", **_STATISTICS)
-    return found.fillna({"sd": 0.0})  # of a single run
 
 
 def table_document(study: Study) -> dict[str, Any]:
-    """Return the table for a program."""
-    found = comparison(study)
+    """Return the table: one row for each method that has a finished run."""
+    records, methods = study.records(), study.labels()[DEFENSE]
+    done = completions(records).query("split == 'test'")
+    found = largest_leaks(records).rename(columns={"leak": "value"})
+    found = pd.concat([found, done]).assign(method=lambda part: part[RUN].map(methods))
+    steps = whole_run(records, "seconds_step").rename("step").to_frame()
+    # a run without an evaluation has a utility that is not a number
+    runs = steps.join(utilities(records)["value"]).join(methods.rename("method"))
+    vanilla = runs["step"][runs["method"] == VANILLA].median()
+    rows = []
+    for method, own in runs.groupby("method", sort=False):
+        attacks = found[found["method"] == method].groupby("attack", sort=False)[
+            "value"
+        ]
+        step = float(own["step"].median())
+        row = {
+            "defense": method,
+            "runs": len(own),
+            "utility": _summary(own["value"]),
+            "leaks": {attack: _summary(values) for attack, values in attacks},
+            "seconds_per_step": step,
+            "time_ratio": step / float(vanilla) if vanilla > 0 else None,
+        }
+        rows.append(row)
+    errors = list(study.errors.values())
+    metric = main_metric(records)
+    return {"title": study.title, "metric": metric, "rows": rows, "errors": errors}
+
+
+def _summary(values: pd.Series[float]) -> dict[str, float]:
+    found = values.agg(["mean", "std", "min", "max"]).rename({"std": "sd"})
     return {
-        "title": study.title,
-        "metric": found.metric,
-        "rows": [
-            {
-                "defense": method,
-                "runs": int(found.utility["runs"][method]),
-                "utility": _numbers(found.utility.loc[method]),
-                "leaks": {
-                    attack: _numbers(found.leaks.loc[method, attack])
-                    for attack in found.attacks
-                    if (method, attack) in found.leaks.index
-                },
-                "seconds_per_step": float(found.steps[method]),
-                "time_ratio": found.time_ratio(method),
-            }
-            for method in found.methods
-        ],
-        "errors": list(study.errors.values()),
+        str(name): float(value) for name, value in found.fillna({"sd": 0.0}).items()
     }
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(row[name]) for name in _STATISTICS}
+def _attacks(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(attack for row in rows for attack in row["leaks"]))
 
 
-def screen_tables(study: Study) -> Iterator[Table]:
+def screen_tables(document: Row) -> Iterator[Table]:
     """Yield the table for a terminal of 80 columns, four attacks in each part."""
-    found = comparison(study)
-    for start in range(0, max(len(found.attacks), 1), _COLUMNS):
-        yield _part(found, found.attacks[start : start + _COLUMNS], start == 0)
+    attacks = _attacks(document["rows"])
+    for start in range(0, max(len(attacks), 1), _COLUMNS):
+        yield _part(document, attacks[start : start + _COLUMNS], start == 0)
 
 
-def _part(found: Comparison, attacks: list[str], first: bool) -> Table:
+def _part(document: Row, attacks: Sequence[str], first: bool) -> Table:
     table = Table(show_lines=True)
     table.add_column("defense", overflow="fold", max_width=_NAME_WIDTH)
-    if first:
-        table.add_column(f"{_metric(found)}\nworst–best", justify="right")
-    for attack in attacks:
-        table.add_column(attack, justify="right", overflow="fold")
-    if first:
-        table.add_column("time", justify="right")
-    for method in found.methods:
-        cells = [_leak(found, method, attack) for attack in attacks]
+    utility = [f"{_metric(document)}\nworst–best"] if first else []
+    for name in [*utility, *attacks, *(["time"] if first else [])]:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in document["rows"]:
+        cells = [_leak(row, attack) for attack in attacks]
         if first:
-            row = found.utility.loc[method]
-            ends = f"{row['min']:.3f}–{row['max']:.3f}"
-            cells = [f"{row['mean']:.3f}\n{ends}", *cells, _time(found, method)]
-        table.add_row(method, *cells)
+            found = row["utility"]
+            ends = f"{found['min']:.3f}–{found['max']:.3f}"
+            cells = [f"{found['mean']:.3f}\n{ends}", *cells, _time(row)]
+        table.add_row(row["defense"], *cells)
     return table
 
 
-def _metric(found: Comparison) -> str:
-    return found.metric.replace("_", " ").replace("auc", "AUC")
+def _metric(document: Row) -> str:
+    return str(document["metric"]).replace("_", " ").replace("auc", "AUC")
 
 
-def _leak(found: Comparison, method: str, attack: str) -> str:
-    if (method, attack) not in found.leaks.index:
+def _leak(row: Row, attack: str) -> str:
+    if attack not in row["leaks"]:
         return ""
-    row = found.leaks.loc[method, attack]
-    return f"{row['mean']:.3f}" + (f"\n±{row['sd']:.3f}" if row["runs"] > 1 else "")
+    found = row["leaks"][attack]
+    return f"{found['mean']:.3f}" + (f"\n±{found['sd']:.3f}" if row["runs"] > 1 else "")
 
 
-def _time(found: Comparison, method: str) -> str:
-    ratio = found.time_ratio(method)
-    return "" if ratio is None else f"{ratio:.2f}×"
+def _time(row: Row) -> str:
+    return "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}×"
 
 
-def markdown_table(study: Study) -> str:
+def markdown_table(document: Row) -> str:
     """Return the table in Markdown."""
-    found = comparison(study)
-    heads = ["defense", _metric(found), "worst", "best", *found.attacks, "time"]
+    attacks = _attacks(document["rows"])
+    heads = ["defense", _metric(document), "worst", "best", *attacks, "time"]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    for method in found.methods:
-        escaped = method.replace("|", "\\|")
-        utility = found.utility.loc[method, ["mean", "min", "max"]]
-        cells = [f"`{escaped}`", *(f"{value:.3f}" for value in utility)]
-        leaks = [_leak(found, method, attack) for attack in found.attacks]
-        cells += [text.replace("\n±", " ± ") for text in leaks]
-        lines.append("| " + " | ".join([*cells, _time(found, method)]) + " |")
+    for row in document["rows"]:
+        method = row["defense"].replace("|", "\\|")
+        utility = [f"{row['utility'][name]:.3f}" for name in ("mean", "min", "max")]
+        leaks = [_leak(row, attack).replace("\n±", " ± ") for attack in attacks]
+        cells = [f"`{method}`", *utility, *leaks, _time(row)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def legend(study: Study) -> str:
+def legend(study: Study, document: Row) -> str:
     """Return what the figures of the table are."""
-    records = study.records()
-    runs = int(comparison(study).utility["runs"].max())
-    regression = utilities(records)["regression"].any()
+    runs = max(row["runs"] for row in document["rows"])
+    regression = utilities(study.records())["regression"].any()
     leak = "|ρ|, 0" if regression else "leak AUC, 0.5"
     at_once = max(d.get("workers", 1) for d in study.documents.values())
     parallel = f"; {at_once} runs at a time, which slows them" if at_once > 1 else ""

@@ -122,14 +122,13 @@ def columns_of(config: RunConfig, parties: int) -> tuple[int, int]:
 def found_sizes(study: Study) -> list[Size]:
     """Return what a study found, by the number of parties."""
     records, labels = study.records(), study.labels().loc[study.finished]
-    runs = labels.groupby([labels[PARTIES].astype(int), PART]).groups
     sizes = []
-    for parties in dict.fromkeys(number for number, _ in runs):
-        if {(parties, LEAKAGE), (parties, COST)} <= runs.keys():
-            keys = [runs[parties, part] for part in (LEAKAGE, COST)]
-            config = RunConfig(**study.documents[keys[0][0]]["config"])
-            leaking, bare = (records[records[RUN].isin(key)] for key in keys)
-            sizes.append(_size(config, leaking, bare))
+    for _, own in labels.groupby(labels[PARTIES].astype(int)):
+        leaking, bare = (own.index[own[PART] == part] for part in (LEAKAGE, COST))
+        if len(leaking) and len(bare):
+            config = RunConfig(**study.documents[leaking[0]]["config"])
+            both = (records[records[RUN].isin(keys)] for keys in (leaking, bare))
+            sizes.append(_size(config, *both))
     return sizes
 
 

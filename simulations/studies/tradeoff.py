@@ -92,10 +92,11 @@ def points_of(study: Study) -> dict[str, list[Point]]:
     labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
     curves: dict[str, list[Point]] = {}
     for _, runs in labels.groupby(list(labels), sort=False, dropna=False):
-        setting = runs.iloc[0].dropna().to_dict()
+        setting = {str(n): str(v) for n, v in runs.iloc[0].dropna().items()}
         own = leaks[leaks[RUN].isin(runs.index)]
-        means = own.groupby("attack", sort=False)["leak"].mean().to_dict()
-        point = _point(setting, found.loc[runs.index], means)
+        means = own.groupby("attack", sort=False)["leak"].mean()
+        by_attack = {str(attack): float(leak) for attack, leak in means.items()}
+        point = _point(setting, found.loc[runs.index], by_attack)
         curves.setdefault(point.labels.pop(DEFENSE), []).append(point)
     return curves
 

@@ -148,7 +148,7 @@ def test_the_table_is_what_the_documents_say(study: Study) -> None:
 
 def test_the_table_fits_a_terminal(study: Study) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for part in screen_tables(study):
+    for part in screen_tables(table_document(study)):
         console.print(part)
     text = console.export_text()
     lines = text.splitlines()
@@ -161,7 +161,7 @@ def test_the_table_fits_a_terminal(study: Study) -> None:
 
 
 def test_the_table_in_markdown(study: Study) -> None:
-    head, _, none, marvell = markdown_table(study).splitlines()
+    head, _, none, marvell = markdown_table(table_document(study)).splitlines()
     assert head.startswith("| defense | test AUC | worst | best | norm |")
     assert none.startswith("| `none` | 0.920 | 0.900 | 0.940 | 0.700 ± 0.100 |")
     assert "`marvell:s=4 \\| gradient-compression`" in marvell
