@@ -187,7 +187,8 @@ def pearson_rho(scores: Tensor, labels: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> float(pearson_rho(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0, 4.0, 2.0])))
+    >>> rho = pearson_rho(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0, 4.0, 2.0]))
+    >>> round(float(rho), 6)
     -1.0
     """
     both = [values.detach().double() for values in (scores, labels.to(scores.device))]

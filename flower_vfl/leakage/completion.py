@@ -27,6 +27,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -84,6 +85,12 @@ class CompletionResult:
         The same for a model trained on the auxiliary labels alone.
     scratch_train, scratch_test : dict[str, float] | None (default: None)
         The same for MixMatch without the trained bottom model, where it was asked for.
+
+    Examples
+    --------
+    >>> found = {"accuracy": 0.9}
+    >>> CompletionResult("accuracy", 0, (1, 2), found, None, found, None).train_success
+    0.9
     """
 
     metric: str
@@ -99,27 +106,23 @@ class CompletionResult:
     @property
     def train_success(self) -> float:
         """Success on the training rows whose labels were not given."""
-        return _success(self.train, self.metric)
+        return self.train.get(self.metric, math.nan)  # rows of one class have no AUC
 
     @property
     def test_success(self) -> float | None:
         """Success on the test rows."""
-        return None if self.test is None else _success(self.test, self.metric)
+        return None if self.test is None else self.test.get(self.metric, math.nan)
 
     @property
     def baseline_train_success(self) -> float:
-        """What the auxiliary labels alone give on the training rows."""
-        return _success(self.baseline_train, self.metric)
+        """Success of the auxiliary labels alone on the training rows."""
+        return self.baseline_train.get(self.metric, math.nan)
 
     @property
     def baseline_test_success(self) -> float | None:
-        """What the auxiliary labels alone give on the test rows."""
+        """Success of the auxiliary labels alone on the test rows."""
         scores = self.baseline_test
-        return None if scores is None else _success(scores, self.metric)
-
-
-def _success(scores: Scores, metric: str) -> float:
-    return scores.get(metric, math.nan)  # rows of one class have no AUC
+        return None if scores is None else scores.get(self.metric, math.nan)
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,15 @@ class ModelCompletion:
         Whether MixMatch without the trained bottom model is measured as well.
     seed : int (default: 0)
         Decides which labels are known and everything that is random.
+
+    Examples
+    --------
+    >>> labels = torch.arange(60) % 2
+    >>> inputs = torch.randn(60, 3) + 4.0 * labels[:, None]
+    >>> attack = ModelCompletion(labels=10, steps=30, lambda_u=5.0, freeze_bottom=True)
+    >>> result = attack.run(nn.Linear(3, 4), inputs, labels, classes=2)
+    >>> result.metric, len(result.rows), sorted(result.train)
+    ('f1', 10, ['accuracy', 'auc', 'f1'])
     """
 
     labels: int = 40
@@ -193,6 +205,7 @@ class ModelCompletion:
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         least = {"labels": 2, "steps": 1, "batch_size": 2, "augmentations": 1}
+        least |= dict.fromkeys(("alpha", "lambda_u", "shift", "noise"), 0)
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ConfigError(f"{name} must be at least {value}")
@@ -203,9 +216,6 @@ class ModelCompletion:
         for name in ("temperature", "lr"):
             if getattr(self, name) <= 0.0:
                 raise ConfigError(f"{name} must be above 0")
-        for name in ("alpha", "lambda_u", "shift", "noise"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0")
 
     def run(
         self,
@@ -240,13 +250,8 @@ class ModelCompletion:
         """
         metric = self._metric(classes)
         data = self._collect(inputs, labels, classes, test_inputs, test_labels, augment)
-
-        def trained() -> nn.Module:
-            return copy.deepcopy(bottom)
-
-        def untrained() -> nn.Module:
-            return fresh() if fresh is not None else reinitialise(bottom)
-
+        trained = partial(copy.deepcopy, bottom)
+        untrained = fresh or partial(reinitialise, bottom)
         attack = self._attempt("attack", trained, data, self.freeze_bottom)
         baseline = self._attempt("baseline", untrained, data, semi=False)
         scratch: tuple[Scores | None, Scores | None] = (None, None)
@@ -314,15 +319,9 @@ class ModelCompletion:
             if semi:
                 chosen = data.take(next(rest))
                 views = [data.augment(chosen) for _ in range(self.augmentations)]
+                settings = self.temperature, self.alpha, self.mix_inputs
                 sure, unsure = mixmatch_losses(
-                    model.embed,
-                    model.head,
-                    labelled,
-                    targets,
-                    views,
-                    self.temperature,
-                    self.alpha,
-                    self.mix_inputs,
+                    model.embed, model.head, labelled, targets, views, *settings
                 )
                 loss = sure + self.lambda_u * ramp(step, self.steps) * unsure
             else:
@@ -380,6 +379,13 @@ def summarise_completion(
     ----------
     results : Sequence[CompletionResult]
         At least one; all in the same metric.
+
+    Examples
+    --------
+    >>> each = [{"accuracy": value} for value in (0.5, 1.0)]
+    >>> results = [CompletionResult("accuracy", 0, (), s, None, s, None) for s in each]
+    >>> summarise_completion(results)["train_success"]
+    (0.75, 0.25)
     """
     summary = {}
     for name in _SUCCESSES:

@@ -46,6 +46,19 @@ def direct_success(gradient: Tensor, labels: Tensor) -> float:
     """Return the success of the direct attack as LADSG tabulates it.
 
     F1 for two classes, not a number if none is of class 1; accuracy for more.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One column for a binary task, one per class otherwise.
+    labels : Tensor
+        Class numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> direct_success(torch.tensor([[0.3], [-0.7]]), torch.tensor([0, 1]))
+    1.0
     """
     guessed = direct_attack(gradient)
     truth = labels.to(guessed).reshape(-1)

@@ -110,6 +110,16 @@ class MaliciousSGD(_Malicious):
         Strength γ of the scaling; 0 is plain SGD.
     max_ratio : float (default: 5.0)
         Largest ratio of the scaling.
+
+    Examples
+    --------
+    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> optimizer = MaliciousSGD([weight], lr=0.1, gamma=1.0)
+    >>> for _ in range(2):
+    ...     weight.grad = torch.tensor([1.0])
+    ...     optimizer.step()
+    >>> round(weight.item(), 3)  # plain SGD: 0.8
+    0.7
     """
 
     def __init__(
@@ -178,6 +188,16 @@ class MaliciousAdam(_Malicious):
         Strength γ of the scaling; 0 is plain Adam.
     max_ratio : float (default: 5.0)
         Largest ratio of the scaling.
+
+    Examples
+    --------
+    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> optimizer = MaliciousAdam([weight], lr=0.1, gamma=1.0)
+    >>> for _ in range(2):
+    ...     weight.grad = torch.tensor([1.0])
+    ...     optimizer.step()
+    >>> round(weight.item(), 3)  # plain Adam: 0.8
+    0.7
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def mean_attack(
     Examples
     --------
     >>> gradient = torch.tensor([[0.0], [2.0], [10.0]])
-    >>> mean_attack(gradient, torch.tensor([0, 0, 1])).tolist()
+    >>> mean_attack(gradient, torch.tensor([0, 0, 1])).round(decimals=3).tolist()
     [-9.0, -7.0, 9.0]
     """
     return _center_attack(class_means, gradient, labels, centers, hard)

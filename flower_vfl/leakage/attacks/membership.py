@@ -41,6 +41,12 @@ def membership_aucs(seen: Tensor, real: Tensor) -> dict[str, float]:
     dict[str, float]
         ``""`` for the distance and ``"_sides"`` for the side; nothing where all rows
         are real, or none is.
+
+    Examples
+    --------
+    >>> seen = torch.tensor([[0.0], [0.0], [0.0], [8.0]])
+    >>> membership_aucs(seen, real=torch.tensor([True, True, True, False]))
+    {'': 1.0, '_sides': 1.0}
     """
     if bool(real.all()) or not bool(real.any()):
         return {}

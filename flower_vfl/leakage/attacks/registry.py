@@ -74,6 +74,31 @@ def fits(spec: str, task: Task) -> bool:
     return True
 
 
+def attack_scores(
+    attacks: Sequence[ScoreAttack], rows: Tensor, known: Known
+) -> list[Tensor]:
+    """Return the scores of each attack on one party; none for a constant label."""
+    return [] if known.constant else [_checked(a, rows, known) for a in attacks]
+
+
+def _checked(attack: ScoreAttack, rows: Tensor, known: Known) -> Tensor:
+    """Return the scores of one attack; refuse what cannot be ranked."""
+    scores = attack(rows, known)
+    if scores.dtype not in (torch.float32, torch.float64):
+        scores = scores.to(rows)
+    columns = scores.shape[1] if scores.ndim == 2 else len(known.classes)
+    fitting = not known.classes or columns == len(known.classes)
+    if scores.ndim not in (1, 2) or len(scores) != len(rows) or not fitting:
+        raise ConfigError(
+            f"an attack returned scores of the shape {tuple(scores.shape)} for "
+            f"{len(rows)} rows of {len(known.classes)} classes; return one score per "
+            "row, or one column per class"
+        )
+    if not math.isfinite(float(scores.sum())):
+        raise ConfigError("an attack returned scores that are missing or infinite")
+    return scores
+
+
 def leaks(
     attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
 ) -> list[list[Pair]]:

@@ -17,7 +17,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 
 from .known import BatchLabels, Known, attacker
-from .registry import build_attack, leaks
+from .registry import attack_scores, build_attack, leaks
 from .rows import as_rows, finite_norms
 
 
@@ -33,6 +33,17 @@ class StaleGradients:
         while a model learns; this gives every epoch the same weight.
     task : {"binary", "multiclass", "regression"} (default: "binary")
         What the labels are.
+
+    Examples
+    --------
+    >>> stale = StaleGradients(rows=3)
+    >>> stale.add(torch.tensor([0, 2]), torch.tensor([[1.0], [4.0]]))
+    >>> stale.add(torch.tensor([2, 0]), torch.tensor([[8.0], [3.0]]))
+    >>> index, means = stale.means()
+    >>> index.tolist(), means.tolist()
+    ([0, 2], [[2.0], [6.0]])
+    >>> stale.leak(["norm"], torch.tensor([0, 0, 1]))
+    {'norm': 1.0}
     """
 
     def __init__(
@@ -98,8 +109,7 @@ class StaleGradients:
         """Return what each attack finds in the mean gradients."""
         _, rows, known = self._known(labels)
         built = [build_attack(name, self.task) for name in attacks]
-        scores = [] if known.constant else [attack(rows, known) for attack in built]
-        found = leaks(built, [(known, scores)])[0]
+        found = leaks(built, [(known, attack_scores(built, rows, known))])[0]
         return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}
 
     def _known(self, labels: Tensor) -> tuple[Tensor, Tensor, Known]:
