@@ -105,10 +105,11 @@ def _leakage(found: pd.DataFrame, column: str) -> Table:
     for (party, random), own in found.groupby(["party", "random"], sort=False):
         ordered = own.sort_values("layer", key=lambda names: names != "", kind="stable")
         for layer, rows in ordered.groupby("layer", sort=False):
-            name = str(party) + (" random" if random else "")
+            name = f"  layer {layer!s}" if layer else str(party)
+            name += " random" if random and not layer else ""
             values = rows.set_index("attack")[column].reindex(attacks)
             cells = ["" if value != value else f"{value:.3f}" for value in values]
-            lines.append([f"  layer {layer}" if layer else name, *cells])
+            lines.append([name, *cells])
     return text_table(["party", *attacks], lines)
 
 

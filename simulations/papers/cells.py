@@ -64,9 +64,10 @@ class Cell:
         return abs(self.value - numbers[0]) > max(tolerance, chance)
 
 
-def cells_of(
-    experiment: Experiment, frame: pd.DataFrame
-) -> dict[tuple[str, ...], list[Cell]]:
+Cells = Mapping[tuple[str, ...], list[Cell]]  # by the labels of a row
+
+
+def cells_of(experiment: Experiment, frame: pd.DataFrame) -> Cells:
     """Return the cells of every row, one for each column that is not hidden."""
     found: dict[Any, pd.DataFrame] = {}
     if not frame.empty:
@@ -117,9 +118,7 @@ class Verdict:
     held: bool | None
 
 
-def judge(
-    claim: Claim, experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
-) -> Verdict:
+def judge(claim: Claim, experiment: Experiment, cells: Cells) -> Verdict:
     """Return whether our values support a claim; equal is neither above nor below."""
     names = [column.name for column in experiment.shown]
     by_name = {" / ".join(labels): row for labels, row in cells.items()}

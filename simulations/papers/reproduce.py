@@ -127,13 +127,11 @@ def _read(experiment: Experiment, found: Found) -> dict[str, float]:
     return values
 
 
-def saved_results(
-    experiment: Experiment, folder: Path | None = None
-) -> pd.DataFrame | None:
-    """Return the values of a table that are kept with the package, if there are any."""
+def saved_results(experiment: Experiment, folder: Path | None = None) -> pd.DataFrame:
+    """Return the values of a table that are kept with the package."""
     path = (folder or RESULTS) / f"{experiment.name}.csv"
     if not path.is_file():
-        return None
+        return pd.DataFrame()
     texts = dict.fromkeys([*experiment.axes, RUN], str)
     frame: pd.DataFrame = pd.read_csv(path, dtype=texts)
     return frame

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from .cells import SEED, Cell, cells_of, judge
+from .cells import SEED, Cell, Cells, cells_of, judge
 from .experiments import Experiment, experiment_names, load_experiment
 from .reproduce import outdated, saved_results
 
@@ -46,7 +46,7 @@ def command_of(experiment: Experiment, quick: bool = False) -> str:
     return f"flower-vfl reproduce {experiment.name}{own}{' --quick' if quick else ''}"
 
 
-def seeds_text(experiment: Experiment, frame: pd.DataFrame) -> str:
+def _seeds(experiment: Experiment, frame: pd.DataFrame) -> str:
     """Return how many seeds were run, in words."""
     if frame.empty:
         return "nothing has been run"
@@ -58,9 +58,7 @@ def seeds_text(experiment: Experiment, frame: pd.DataFrame) -> str:
     return f"{seeds}; {len(counts)} of {runnable} rows"
 
 
-def differences_of(
-    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
-) -> dict[str, list[str]]:
+def differences_of(experiment: Experiment, cells: Cells) -> dict[str, list[str]]:
     """Return the cells that differ from the paper's, by the reason that is known."""
     found: dict[str, list[str]] = {}
     for row in experiment.rows:
@@ -90,8 +88,9 @@ def show_experiment(
         table.add_row(*row.labels, *shown)
     console.print(table)
     console.print("first line: ours; second line: the paper's", style="dim")
-    for line in _notes(experiment, cells, frame, quick):
-        console.print(line, markup=False, soft_wrap=True)
+    notes = [*_notes(experiment, cells, quick), f"Seeds: {_seeds(experiment, frame)}"]
+    for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
+        console.print(line.replace("**", ""), markup=False, soft_wrap=True)
 
 
 def _two_lines(cell: Cell, missing: str) -> str:
@@ -100,38 +99,29 @@ def _two_lines(cell: Cell, missing: str) -> str:
     return f"{ours}\n[dim]{paper or '-'}[/dim]"
 
 
-def _notes(
-    experiment: Experiment,
-    cells: Mapping[tuple[str, ...], list[Cell]],
-    frame: pd.DataFrame,
-    quick: bool,
-) -> Iterator[str]:
-    """Yield what is to be known about a table, line by line."""
+def _notes(experiment: Experiment, cells: Cells, quick: bool) -> Iterator[str]:
+    """Yield what a reader of a table needs to know, line by line."""
     yield f"Data: {experiment.about['data']}"
     yield f"Scaled down: {experiment.about['scaled']}"
-    for line in missing_of(experiment):
-        yield f"Not run: {line}"
-    yield f"Seeds: {seeds_text(experiment, frame)}"
-    if not quick:
-        for claim in claims_of(experiment, cells):
-            yield f"The paper: {claim}"
-        for reason, where in differences_of(experiment, cells).items():
-            yield f"Differs ({reason or 'unexplained'}): {'; '.join(where)}"
-    yield f"Command: {command_of(experiment, quick)}"
-
-
-def missing_of(experiment: Experiment) -> list[str]:
-    """Return which rows cannot be run here, by reason."""
-    reasons: dict[str, set[str]] = {}
+    missing: dict[str, set[str]] = {}
     for row in experiment.rows:
         if row.missing:
-            reasons.setdefault(row.missing, set()).add(row.labels[0])
-    return [f"{', '.join(sorted(names))}: {r}" for r, names in reasons.items()]
+            missing.setdefault(row.missing, set()).add(row.labels[0])
+    for reason, names in missing.items():
+        yield f"Not run: {', '.join(sorted(names))}: {reason}"
+    if quick:
+        return
+    for claim in claims_of(experiment, cells):
+        yield f"The paper: {claim}"
+    for reason, where in differences_of(experiment, cells).items():
+        listed = "; ".join(where)
+        if reason:
+            yield f"Differs: {listed}. {reason}"
+        else:
+            yield f"Differs, **unexplained**: {listed}."
 
 
-def claims_of(
-    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
-) -> list[str]:
+def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
     """Return what the paper says in words, and what we found."""
     lines = []
     for claim in experiment.claims:
@@ -197,33 +187,13 @@ def as_markdown(
     for row in experiment.rows:
         shown = [_one_line(cell, row.missing) for cell in cells[row.labels]]
         lines.append(_line([*row.labels, *shown]))
-    lines += ["", f"{seeds_text(experiment, frame)}.", ""]
-    lines += [f"- Data: {about['data']}", f"- Scaled down: {about['scaled']}"]
-    lines += [f"- Not run: {line}" for line in missing_of(experiment)]
-    if not quick:
-        lines += [f"- The paper: {claim}" for claim in claims_of(experiment, cells)]
-        lines += _explained(experiment, cells)
+    lines += ["", f"{_seeds(experiment, frame)}.", ""]
+    lines += [f"- {note}" for note in _notes(experiment, cells, quick)]
     changed = [] if quick else outdated(experiment, frame)
     if changed:
-        lines.append(
-            "- **Settings have changed since these rows were run**: "
-            + "; ".join(changed)
-        )
+        what = "**Settings have changed since these rows were run**"
+        lines.append(f"- {what}: {'; '.join(changed)}")
     return "\n".join([*lines, ""])
-
-
-def _explained(
-    experiment: Experiment, cells: Mapping[tuple[str, ...], list[Cell]]
-) -> list[str]:
-    lines = []
-    for reason, where in differences_of(experiment, cells).items():
-        listed = "; ".join(where)
-        lines.append(
-            f"- Differs: {listed}. {reason}"
-            if reason
-            else f"- Differs, **unexplained**: {listed}."
-        )
-    return lines
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -246,7 +216,6 @@ def results_page() -> str:
             paper = experiment.about["paper"]
             parts.append(f"## {paper}\n")
         frame = saved_results(experiment)
-        frame = _nothing() if frame is None else frame
         counted.append(_counted(experiment, frame))
         parts.append(as_markdown(experiment, frame))
     return "\n".join([_HEAD, *counted, "", *parts])
@@ -269,8 +238,4 @@ def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
         judged.count(True),
         judged.count(False),
     )
-    return _line([title, seeds_text(experiment, frame), *map(str, counts)])
-
-
-def _nothing() -> pd.DataFrame:
-    return pd.DataFrame({SEED: []})
+    return _line([title, _seeds(experiment, frame), *map(str, counts)])

@@ -1,17 +1,10 @@
 """Privacy against utility, and the area under that curve: one number per defense.
 
-Privacy is 1 − 2·(a − 0.5) with a the leak AUC of the attack that finds most, from 0 (an
-attack tells all labels) to 1 (no attack does better than a coin). For a regression it
-is 1 − |ρ|. Utility is 2·(AUC − 0.5), the accuracy, or ρ, at least 0. Both are means
-over seeds; the leaks are, before the largest is taken.
-
-The curve says how much utility one can have at a given privacy or more: a staircase
-that falls from left to right, through the points that no other one beats in both. The
-area under it, for privacy from 0 to 1, is 1 for full utility at full privacy, and 0
-where every point leaks all or is useless. It needs no further points: those of a model
-that leaks everything, or that guesses, would not change it. It is the dominated
-hypervolume of the points, with (0, 0) as the reference. More settings can only add to
-it, so compare defenses for which equally many were tried.
+Privacy is 2·(1 − a) with a the largest leak AUC of all attacks, or 1 − |ρ| for a
+regression. Utility is 2·(AUC − 0.5), the accuracy, or ρ. Both are means over seeds and
+lie between 0 and 1; leaks are averaged before the largest is taken. The curve is the
+staircase through the points that no other point beats in both. The area under it is the
+dominated hypervolume of the points with (0, 0) as the reference.
 """
 
 from __future__ import annotations

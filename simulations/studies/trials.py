@@ -29,25 +29,19 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
 _QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Settings that say where and how a run is kept and reached, not what it finds.
-ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence"}
-ELSEWHERE |= {"address", "advertise", "certificate", "private_key"}
-ELSEWHERE |= {"root_certificate", "insecure"}
-ELSEWHERE |= {"transport"}  # follows from the engine
+ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence", "address", "insecure"}
+ELSEWHERE |= {
+    "advertise",
+    "certificate",
+    "private_key",
+    "root_certificate",
+    "transport",
+}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study.
-
-    Parameters
-    ----------
-    labels : Mapping[str, str]
-        What differs between the trials, in the order of the table's columns.
-    config : RunConfig
-        The settings; ``out``, ``state_dir`` and ``resume`` do not count.
-    engine : str (default: "in-process")
-        What it runs on.
-    """
+    """One run of a study; `labels` are what differs between the trials."""
 
     labels: Mapping[str, str]
     config: RunConfig

@@ -199,7 +199,6 @@ def test_values_of_a_table_are_those_of_its_runs(paper: Path, tmp_path: Path) ->
     # kept values read back to the same table
     save_results(experiment, frame, tmp_path / "kept")
     kept = saved_results(experiment, tmp_path / "kept")
-    assert kept is not None
     again = cells_of(experiment, kept)["Cancer", "noise"][0]
     assert again.values == pytest.approx(auc.values, rel=1e-5)
     assert outdated(experiment, kept) == []
