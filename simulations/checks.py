@@ -13,7 +13,7 @@ from flower_vfl.leakage.attacks.registry import (
     build_attack,
     fits,
 )
-from flower_vfl.simulations.datasets.types import Task
+from flower_vfl.objectives import Task
 from flower_vfl.simulations.models.optimizers import build_optimizer
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import parse_spec

@@ -18,10 +18,11 @@ from flower_vfl.objectives import (
     LADistill,
     MeanSquaredError,
     Objective,
+    Task,
 )
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
-from flower_vfl.simulations.datasets.types import InputSpec, Task
+from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
 from .config import RunConfig

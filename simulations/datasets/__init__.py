@@ -5,7 +5,7 @@ from .partitioner import partitioned_columns
 from .party_files import infer_task, order_by_ids, read_party_file
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
-from .types import Dataset, InputSpec, PartyData, Task
+from .types import Dataset, InputSpec, PartyData
 from .vertical import party_columns, prepare_party, vertical_split
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "InputSpec",
     "PartyData",
     "TableFit",
-    "Task",
     "data_folders",
     "dataset_names",
     "infer_task",

@@ -11,8 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from flower_vfl.errors import ConfigError
-
-from .types import Task
+from flower_vfl.objectives import Task
 
 MAX_CLASSES = 20
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")

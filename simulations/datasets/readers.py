@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .types import Dataset, Pictures, Task
+from flower_vfl.objectives import Task
+
+from .types import Dataset, Pictures
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,10 @@ _READERS: dict[str, Reader] = {
 
 def _source(name: str, entry: dict[str, Any]) -> Source:
     """Return the source that an entry of ``datasets.toml`` describes."""
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in entry.items()
+    }
     targets, file = given.pop("targets", ()), None
     if "file" in given:
         stored = given.pop("file"), given.pop("sha256")

@@ -114,8 +114,9 @@ def _name(common: str) -> x509.Name:
 
 def _usage(signs: bool, certifies: bool) -> x509.KeyUsage:
     """Return the usage of a key: digital signatures, or certificates and CRLs."""
-    unused = [False] * 4
-    return x509.KeyUsage(signs, *unused, certifies, certifies, False, False)
+    return x509.KeyUsage(
+        signs, False, False, False, False, certifies, certifies, False, False
+    )
 
 
 def _alternative(host: str) -> x509.GeneralName:
