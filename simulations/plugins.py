@@ -3,7 +3,7 @@
 A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
 
 - ``DEFENSES``: a gradient transform's class by name;
-- ``SCORE_ATTACKS``: a :class:`flower_vfl.leakage.attacks.registry.ScoreAttack` by name;
+- ``SCORE_ATTACKS``: a function ``(gradient, known) -> scores`` by name;
 - ``OBJECTIVES``: by name, a function ``build(setup, ...)`` (see
   :class:`flower_vfl.simulations.objectives.Setup`) and the tasks that it is for;
 - ``PRESETS``: a function that returns ``objective`` and ``defense`` by name.
