@@ -27,3 +27,19 @@ def case(
     noise = torch.randn(rows, width, generator=stream)
     scale = 1.0 + 0.5 * labels.unsqueeze(1)
     return 1e-3 * (noise * scale + leak * centers[labels]), labels
+
+
+# Small ones are computed in double precision, wide ones in the precision they have.
+SHAPES = [(101, 1), (64, 5), (300, 128)]
+
+
+def scores_case(
+    rows: int, width: int, classes: int = 2, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Return a gradient whose classes differ by a shift, and its labels."""
+    stream = torch.Generator().manual_seed(rows + width + classes)
+    labels = torch.arange(rows) % classes
+    labels = labels[torch.randperm(rows, generator=stream)]
+    noise = torch.randn(rows, width, generator=stream, dtype=torch.float64)
+    centers = torch.randn(classes, width, generator=stream, dtype=torch.float64)
+    return (1e-3 * (noise + centers[labels])).to(dtype), labels

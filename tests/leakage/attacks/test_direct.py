@@ -1,4 +1,4 @@
-"""What the direct attack gets right."""
+"""The direct attack on summed logits, and how many labels it gets right."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import torch
 from records_cases import by_name
 from sklearn.metrics import accuracy_score, f1_score
 
-from flower_vfl.leakage.attacks.direct import direct_success
+from flower_vfl.leakage.attacks.direct import direct_attack, direct_success
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
+
+
+def test_labels_are_read_off_the_gradient() -> None:
+    stream = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, requires_grad=True, generator=stream)
+    labels = torch.randint(0, 2, (50,), generator=stream)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert direct_attack(gradient).tolist() == labels.tolist()
+    assert torch.equal(direct_attack(gradient, hard=False), -gradient.double())
+    logits = torch.randn(50, 6, requires_grad=True, generator=stream)
+    labels = torch.randint(0, 6, (50,), generator=stream)
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert direct_attack(gradient).tolist() == labels.tolist()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 10])
