@@ -5,7 +5,7 @@ A column ``setting`` holds what the page's filters hide; ``hidden`` is their par
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ def theme() -> dict[str, Any]:
             "titleColor": css("ink"),
             "titleFontSize": 12,
             "titleFontWeight": "normal",
+            "titleLimit": 240,
         },
         "legend": {"labelColor": css("ink"), "labelFontSize": 12},
         "rule": {"color": css("soft"), "strokeDash": _DOTTED},
@@ -94,6 +95,13 @@ class Look:
     names: Sequence[str]
     colours: Sequence[int]
     shapes: Sequence[int]
+
+    def only(self, names: Iterable[str]) -> Look:
+        """Return the looks of some of the values."""
+        chosen = set(names)
+        kept = [n for n, name in enumerate(self.names) if name in chosen]
+        columns = (self.names, self.colours, self.shapes)
+        return Look(self.field, *([column[n] for n in kept] for column in columns))
 
     def colour(self, field: str = "", **legend: Any) -> alt.Color:
         """Return the colour channel; all layers of a chart need the same legend."""
@@ -141,6 +149,7 @@ class Axis:
     log: bool = False
     whole: bool = False
     labels: bool = True
+    ticks: Sequence[float] = ()
 
     def x(self) -> alt.X:
         """Return the axis as the channel of column x."""
@@ -155,14 +164,17 @@ class Axis:
         return alt.Tooltip(f"{column}:Q", title=self.title, format=".4~g")
 
     def _settings(self) -> dict[str, Any]:
-        scale: dict[str, Any] = {"zero": False, "nice": not (self.domain or self.log)}
-        scale |= {"domain": list(self.domain)} if self.domain else {}
+        scale: dict[str, Any] = {"zero": False, "nice": self.labels and not self.whole}
+        if self.domain:
+            scale |= {"domain": list(self.domain), "nice": False}
+        else:
+            scale |= {"padding": 8}
         scale |= {"type": "log"} if self.log else {}
         axis: dict[str, Any] = {"tickCount": 5, "labelSeparation": 6}
         axis |= {"tickMinStep": 1, "format": "d"} if self.whole else {}
+        axis |= {"values": list(self.ticks)} if self.ticks else {}
         if not self.labels:  # components have no unit
             axis |= {"labels": False, "ticks": False, "grid": False}
-            scale |= {"nice": False, "padding": 8}
         return {"title": self.title, "scale": scale, "axis": axis}
 
 
@@ -177,16 +189,17 @@ def line_chart(
     reference: Sequence[tuple[float, float]] = (),
 ) -> alt.LayerChart:
     """Return lines through x and y; `reference` is a dotted line behind them."""
+    look = look.only(frame[look.field])
     colour = look.colour() if points else look.colour(**_STROKES)
     base = _filtered(frame, look).encode(x=x.x(), y=y.y(), color=colour)
     layers: list[alt.Chart] = []
     if reference:
         ends = alt.Chart(pd.DataFrame(reference, columns=["x", "y"]))
         dotted = ends.mark_line(
-            color=css("soft"), strokeDash=_DOTTED, strokeWidth=1, clip=True
+            color=css("soft"), strokeDash=_DOTTED, strokeWidth=1, clip=True, aria=False
         )
         layers.append(dotted.encode(x=x.x(), y=y.y()))
-    lines = base.mark_line(strokeWidth=2, clip=True)
+    lines = base.mark_line(strokeWidth=2, clip=True, aria=False)
     if points:  # the shapes tell them apart
         layers += [lines, _points(base).encode(shape=look.shape())]
     else:
@@ -203,9 +216,12 @@ def tradeoff_chart(
     The column ``first`` of `stairs` holds the setting whose colour the curve has.
     """
     low = min(0.98, max(-0.02, float(points["y"].min()) - 0.05))
-    x, y = Axis("privacy", (-0.02, 1.02)), Axis("utility", (low, 1.02))
+    x, y = Axis("privacy", (-0.02, 1.02)), Axis("utility", (low, 1.01))
+    look = look.only(points["setting"])
     base = _filtered(points, look).encode(x=x.x(), y=y.y(), color=look.colour())
-    steps = _filtered(stairs, look).mark_line(interpolate="step-before", clip=True)
+    steps = _filtered(stairs, look).mark_line(
+        interpolate="step-before", clip=True, aria=False
+    )
     told = [alt.Tooltip("setting:N"), x.tooltip("x"), y.tooltip("y")]
     told += [alt.Tooltip("quality:N", title="measured"), alt.Tooltip("leaks:N")]
     layers = [_points(base).encode(shape=look.shape()), _rings(base, told)]

@@ -145,7 +145,7 @@ def leak_section(report: Report) -> Section:
         missing = "No score attack was measured: see --attack."
         return Section(key, title, missing=missing)
     most = report.leaks.groupby("party", sort=False)["leak"].max()
-    parties = most[most.isin(most.nlargest(_PARTIES))].index[:_PARTIES]
+    parties = most[most.index.isin(most.nlargest(_PARTIES).index)].index
     name = "|ρ|" if report.regression else "leak AUC"
     level = 0.0 if report.regression else 0.5
     figures = []
@@ -158,9 +158,9 @@ def leak_section(report: Report) -> Section:
             y = Axis(
                 name, (-0.01, 1.01) if report.regression else leak_domain(frame["y"])
             )
-            x = Axis("step", (frame["x"].min(), frame["x"].max()), whole=True)
+            x = _counted("step", frame)
             caption = f"{attack} attack on {short_party(party)}"
-            ends = [(end, level) for end in (frame["x"].min(), frame["x"].max())]
+            ends = [(end, level) for end in x.domain or ()]
             chart = line_chart(frame, report.look, caption, x, y, reference=ends)
             file = f"leak-{attack}-{short_party(party)}"
             figures.append(Figure(file, chart, caption, "", attack, party))
@@ -172,6 +172,13 @@ def leak_section(report: Report) -> Section:
     if len(most) > len(parties):
         text += f" Shown are the {len(parties)} parties or coalitions that see most."
     return Section(key, title, text, figures)
+
+
+def _counted(title: str, frame: pd.DataFrame) -> Axis:
+    """Return the axis of epochs or steps."""
+    low, high = float(frame["x"].min()), float(frame["x"].max())
+    domain = (low, high) if low < high else (low - 0.5, high + 0.5)
+    return Axis(title, domain, whole=True)
 
 
 def leak_domain(values: pd.Series[float]) -> tuple[float, float]:
@@ -206,8 +213,8 @@ def utility_section(report: Report) -> Section:
     if report.evaluations.empty:
         return Section(key, title, missing="Nothing was evaluated.")
     name = metric_name(report.metric)
-    x, y = Axis("epoch", whole=True), Axis(name)
     frame = binned(report.evaluations, "epoch")
+    x, y = _counted("epoch", frame), Axis(name)
     figure = Figure(
         key,
         line_chart(frame, report.look, title, x, y),
@@ -232,6 +239,8 @@ def setting_section(report: Report) -> Section | None:
         series=names if len(others.columns) else report.runs["family"],
         x=values[label],
     )
+    series = list(dict.fromkeys(base["series"]))
+    look = Look("series", series, range(len(series)), range(len(series)))
     figures = []
     for name, measured in _along(report).items():
         frame = base.assign(y=measured).dropna()
@@ -239,7 +248,7 @@ def setting_section(report: Report) -> Section | None:
             continue
         groups = ["series", "x", "setting"]
         frame = frame.groupby(groups, sort=False)["y"].mean().reset_index()
-        chart = _along_chart(frame, name, label)
+        chart = _along_chart(frame, look, name, label)
         figures.append(Figure(f"by-{label}-{name}", chart, name))
     text = f"Means over seeds; every point is one value of {label}."
     return Section("setting", f"Along {label}", text, figures)
@@ -262,14 +271,14 @@ def _along(report: Report) -> dict[str, pd.Series[float]]:
     }
 
 
-def _along_chart(frame: pd.DataFrame, name: str, label: str) -> alt.LayerChart:
+def _along_chart(
+    frame: pd.DataFrame, look: Look, name: str, label: str
+) -> alt.LayerChart:
     low, high = frame["x"].min(), frame["x"].max()
-    log = low > 0 and high / low > _LOG
-    leak = "leak AUC" in name
-    x = Axis(label, (low / 1.1, high * 1.1) if log else None, log)
-    y = Axis(name, leak_domain(frame["y"]) if leak else None)
-    names = list(dict.fromkeys(frame["series"]))
-    look = Look("series", names, range(len(names)), range(len(names)))
+    log, leak = low > 0 and high / low > _LOG, "leak AUC" in name
+    ticks = sorted(set(frame["x"])) if log else ()
+    x = Axis(label, (low / 1.1, high * 1.1) if log else None, log, ticks=ticks)
+    y = Axis("leak AUC", leak_domain(frame["y"])) if leak else Axis(name)
     ends = [(low, 0.5), (high, 0.5)] if leak else []
     title = f"{name} by {label}"
     return line_chart(frame, look, title, x, y, points=True, reference=ends)

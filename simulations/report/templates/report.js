@@ -40,9 +40,13 @@
     return view.runAsync();
   }
 
-  function followLegend(shown) {
-    const names = new Set(shown.map((entry) => entry.values[0]));
-    const changed = ofKind("setting").filter((box) => box.checked !== names.has(settings[Number(box.dataset.value)]));
+  function followLegend(all, shown) {
+    const names = (entries) => new Set(entries.map((entry) => entry.values[0]));
+    const [known, left] = [names(all), names(shown)];
+    const changed = ofKind("setting").filter((box) => {
+      const name = settings[Number(box.dataset.value)];
+      return known.has(name) && box.checked !== left.has(name);
+    });
     for (const box of changed) box.checked = !box.checked;
     if (changed.length > 0) setTimeout(filter); // not while the chart is being updated
   }
@@ -90,7 +94,7 @@
     const has = (name) => spec.params.some((param) => param.name === name);
     const all = has("shown_setting") ? view.data(STORE).map(({ unit, fields, values }) => ({ unit, fields, values })) : null;
     charts.push({ view, all, filtered: has("hidden") });
-    if (all) view.addDataListener(STORE, (_, shown) => followLegend(shown));
+    if (all) view.addDataListener(STORE, (_, shown) => followLegend(all, shown));
     figure.addEventListener("keydown", (event) => walk(figure, event));
     figure.addEventListener("blur", () => { figure.querySelector("output").textContent = ""; });
   }

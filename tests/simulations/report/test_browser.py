@@ -1,4 +1,4 @@
-"""The report in a real browser: charts, filters, sorting, pointer, keys, print."""
+"""The report in a real browser: charts, legends, filters, pointer, keys, print."""
 
 from __future__ import annotations
 
@@ -10,46 +10,68 @@ from typing import Any
 
 import pytest
 from browser import Page, browser_page
+from report_cases import BASE, DEFENSES
 
-from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.report import write_report
+from flower_vfl.simulations.results import table
 from flower_vfl.simulations.studies.study import Trial, run_study
 
-DEFENSES = ("none", "marvell:s=1", "marvell:s=4", "iso:t=1")
-# Everything drawn of a chart lies inside it; text may be cut off by nothing else.
-OUTSIDE = """
-[...document.querySelectorAll("figure svg")].flatMap((svg) => {
-  const box = svg.viewBox.baseVal;
-  return [...svg.querySelectorAll("polyline, path, rect, text")].filter((node) => {
-    const own = node.getBBox();
-    const turned = node.hasAttribute("transform");
-    const [w, h] = turned ? [own.height, own.width] : [own.width, own.height];
-    const x = turned ? own.x + own.width / 2 - w / 2 : own.x;
-    const y = turned ? own.y + own.height / 2 - h / 2 : own.y;
-    return !(x >= -1 && y >= -1 && x + w <= box.width + 1 && y + h <= box.height + 1);
-  }).map((node) => `${svg.getAttribute("aria-label")}: ${node.outerHTML.slice(0, 99)}`);
-})
-"""
+# Marks of data that can be seen, by chart; and the size of the chart.
 CHARTS = """
 [...document.querySelectorAll("figure")].map((figure) => {
-  const svg = figure.querySelector("svg");
-  const data = [...svg.querySelectorAll(".line, .mark, .points")];
-  const size = svg.getBoundingClientRect();
-  const drawn = data.filter((node) => node.getBoundingClientRect().width
-    + node.getBoundingClientRect().height > 0).length;
-  return [svg.getAttribute("aria-label"), drawn, data.length, size.width, size.height];
+  const data = [...figure.querySelectorAll(".role-mark path, .role-mark line")];
+  const drawn = data.filter((node) => {
+    const box = node.getBoundingClientRect();
+    return box.width + box.height > 0 && node.getAttribute("opacity") !== "0";
+  });
+  const size = figure.querySelector("svg").getBoundingClientRect();
+  return [figure.innerText, drawn.length, size.width, size.height];
 })
 """
-# Numbers of groups of which anything can be seen.
-VISIBLE = """
-[...new Set([...document.querySelectorAll("main [data-series]")]
-  .filter((node) => node.getClientRects().length > 0)
-  .flatMap((node) => node.dataset.series.split(" ")))].sort().join(" ")
+# Texts and legends that reach beyond their chart.
+OUTSIDE = """
+[...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text, .role-legend path")].filter((node) => {
+    const own = node.getBoundingClientRect();
+    return own.width > 0 && (own.left < frame.left - 1 || own.right > frame.right + 1
+      || own.top < frame.top - 1 || own.bottom > frame.bottom + 1);
+  }).map((node) => node.outerHTML.slice(0, 120));
+})
 """
+# Labels of one axis that lie on each other.
+OVERLAPPING = """
+[...document.querySelectorAll(".role-axis-label")].flatMap((axis) => {
+  const boxes = [...axis.querySelectorAll("text")]
+    .filter((node) => node.getAttribute("opacity") !== "0" && node.textContent)
+    .map((node) => [node.getBoundingClientRect(), node.textContent]);
+  return boxes.slice(1).filter(([box], place) => {
+    const before = boxes[place][0];
+    return box.left < before.right && before.left < box.right
+      && box.top < before.bottom && before.top < box.bottom;
+  }).map(([, text]) => text);
+})
+"""
+# Settings of which a point or a row can be seen.
+VISIBLE = """
+[...new Set([
+  ...[...document.querySelectorAll("#summary tbody tr, #gradients figure")]
+    .filter((node) => node.getClientRects().length > 0)
+    .map((node) => SETTINGS[node.dataset.settings]),
+  ...[...document.querySelectorAll(".role-mark [aria-label*='setting: ']")]
+    .map((node) => /setting: ([^;]*)/.exec(node.getAttribute("aria-label"))[1]),
+])].sort().join(" ")
+""".replace("SETTINGS", json.dumps([d.replace("none", "no defense") for d in DEFENSES]))
+LEGEND = ".role-legend-label text"
+TOLD = "(document.querySelector('#vg-tooltip-element.visible')?.innerText ?? '')"
 
 
 def box(kind: str, value: str) -> str:
     return f'input[data-kind="{kind}"][data-value="{value}"]'
+
+
+def checked(page: Page, kind: str, value: str) -> bool:
+    return bool(page.run(f"document.querySelector('{box(kind, value)}').checked"))
 
 
 def count(page: Page, selector: str) -> int:
@@ -57,16 +79,25 @@ def count(page: Page, selector: str) -> int:
     return int(page.run(f"{query}.filter(n => n.getClientRects().length).length"))
 
 
+def middle(page: Page, selector: str) -> tuple[float, float]:
+    """Scroll to an element and return its middle."""
+    x, y = page.run(
+        f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+        "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    return x, y
+
+
+def draw(page: Page, report: Path, width: int = 1280, dark: bool = False) -> None:
+    page.open(report, width, dark)
+    page.wait("document.body.dataset.drawn === 'yes'")
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = RunConfig(
-        epochs=2, batch_size=64, width=4, attack="norm,mean", reproducible_noise=True
-    )
     trials = [
-        Trial(
-            {"defense": defense, "seed": "0"},
-            replace(base, defense=defense, capture=40),
-        )
+        Trial({"defense": defense, "seed": "0"}, replace(BASE, defense=defense))
         for defense in DEFENSES
     ]
     folder = tmp_path_factory.mktemp("study")
@@ -82,43 +113,108 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page, report: Path) -> Iterator[Page]:
-    browser.open(report)
+    draw(browser, report)
     yield browser
     assert browser.problems == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_chart_is_drawn_inside_its_frame(
-    page: Page, report: Path, width: int, dark: bool
+def test_every_chart_has_marks(
+    browser: Page, report: Path, width: int, dark: bool
 ) -> None:
-    page.open(report, width, dark)
-    charts: list[list[Any]] = page.run(CHARTS)
+    draw(browser, report, width, dark)
+    charts: list[list[Any]] = browser.run(CHARTS)
     assert len(charts) == 25
-    for name, drawn, data, wide, high in charts:
-        assert drawn == data > 0, name
-        assert wide > 200 and high > 100, name
-    assert page.run(OUTSIDE) == []
+    for name, drawn, wide, high in charts:
+        assert drawn > 0, name
+        assert 200 < wide <= width and high > 100, name
+    assert browser.run(OUTSIDE) == []
+    assert browser.run(OVERLAPPING) == []
     # no sideways scrolling of the page itself
-    assert page.run("document.documentElement.scrollWidth") <= width
-    ink = page.run("getComputedStyle(document.body).backgroundColor")
-    assert ink == ("rgb(25, 25, 25)" if dark else "rgb(255, 255, 255)")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    paper = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(25, 25, 25)" if dark else "rgb(255, 255, 255)")
+    line = browser.run(
+        "getComputedStyle(document.querySelector('#utility .mark-line path')).stroke"
+    )
+    assert line == ("rgb(236, 236, 236)" if dark else "rgb(26, 26, 26)")
+    assert browser.problems == []
+
+
+def test_the_pointer_shows_values(page: Page, report: Path) -> None:
+    runs = report.parent / "runs"
+    document = json.loads(next(runs.glob("defense-none*/result.json")).read_text())
+    records = table(document).query("attack == 'norm' and party == 'passive-1'")
+    values = records.query("metric == 'leak'").sort_values("step")["value"]
+    mark = '#leak .role-mark [aria-label*="setting: no defense"]'
+    page.move(*middle(page, mark))
+    page.wait(f"{TOLD} !== ''")
+    told = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#vg-tooltip-element tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent)))"
+    )
+    # 16 steps: a point for every 1.6 of them, the first two in the first
+    assert told["setting"] == "no defense" and told["step"] == "1.5"
+    assert float(told["leak AUC"]) == pytest.approx(values[:2].mean(), abs=1e-4)
+    ring = f"document.querySelector({json.dumps(mark)}).getAttribute('opacity')"
+    page.wait(f"{ring} !== '0'")
+    page.move(2, 2)
+    page.wait(f"{TOLD} === ''")
+
+
+def test_the_wheel_zooms_with_shift_only(page: Page) -> None:
+    ticks = (
+        "[...document.querySelector('#utility .role-axis-label')"
+        ".querySelectorAll('text')].map(node => node.textContent).join()"
+    )
+    x, y = middle(page, "#utility svg")
+    before, place = page.run(ticks), page.run("scrollY")
+    page.scroll(x, y, 120, shift=False)
+    page.wait(f"scrollY > {place}")
+    assert page.run(ticks) == before
+    page.move(*middle(page, "#utility svg"))
+    page.scroll(*middle(page, "#utility svg"), -400, shift=True)
+    page.wait(f"{ticks} !== {json.dumps(before)}")
+
+
+def test_a_legend_hides_a_series_everywhere(page: Page) -> None:
+    assert page.run(VISIBLE) == "iso:t=1 marvell:s=1 marvell:s=4 no defense"
+    assert count(page, "#utility .mark-line path") == 4
+    page.click(f"#utility {LEGEND}")
+    page.wait("document.querySelectorAll('#utility .mark-line path').length === 3")
+    page.wait(f"({VISIBLE}) === 'iso:t=1 marvell:s=1 marvell:s=4'")
+    assert not checked(page, "setting", "0")
+    dimmed = "[...document.querySelectorAll('#leak figure:first-child LEGEND')]"
+    dimmed += ".filter(node => Number(node.getAttribute('opacity') ?? 1) < 1)"
+    dimmed += ".map(node => node.textContent).join()"
+    assert page.run(dimmed.replace("LEGEND", LEGEND)) == "no defense"
+    page.click(f"#leak {LEGEND}")
+    page.wait(f"({VISIBLE}).includes('no defense')")
+    assert checked(page, "setting", "0")
+    assert count(page, "#utility .mark-line path") == 4
+
+
+def test_a_legend_hides_a_class_in_its_chart(page: Page) -> None:
+    marks = "#gradients figure:first-child .role-mark path"
+    before = count(page, marks)
+    page.click(f"#gradients figure:first-child {LEGEND}")
+    found = f"document.querySelectorAll('{marks}').length"
+    page.wait(f"0 < {found} && {found} < {before}")
 
 
 def test_a_defense_is_hidden_everywhere(page: Page) -> None:
-    assert page.run(VISIBLE) == "0 1 2 3"
-    page.click(box("series", "3"))
-    assert page.run(VISIBLE) == "0 1 2"
-    shown = page.run("document.querySelector('main').innerText")
-    assert "iso" not in shown.split("SETTINGS AND VERSIONS")[0].split("Settings and")[0]
+    page.click(box("setting", "3"))
+    page.wait(f"({VISIBLE}) === 'marvell:s=1 marvell:s=4 no defense'")
+    assert count(page, "#cost .mark-rect path") == 2 * 3
     page.click(box("family", "1 2"))
-    assert page.run(VISIBLE) == "0"
-    assert page.run(f"document.querySelector('{box('series', '1')}').checked") is False
-    page.click(box("series", "2"))
+    page.wait(f"({VISIBLE}) === 'no defense'")
+    assert not checked(page, "setting", "1")
+    page.click(box("setting", "2"))
+    page.wait(f"({VISIBLE}) === 'marvell:s=4 no defense'")
     assert page.run(f"document.querySelector('{box('family', '1 2')}').indeterminate")
-    assert "2" in page.run(VISIBLE).split()
     page.click("#all")
-    assert page.run(VISIBLE) == "0 1 2 3"
+    page.wait(f"({VISIBLE}).split(' ').length === 5")  # 'no defense' is two words
 
 
 def test_attacks_and_parties_can_be_hidden(page: Page) -> None:
@@ -149,59 +245,36 @@ def test_the_table_can_be_sorted(page: Page) -> None:
     assert page.run(head) == "descending"
 
 
-def test_the_pointer_shows_values(page: Page) -> None:
-    at = page.run(
-        "(() => { const m = document.querySelector('#tradeoff .mark');"
-        "m.scrollIntoView({block: 'center'}); const r = m.getBoundingClientRect();"
-        "return [r.x + r.width / 2, r.y + r.height / 2, m.dataset.tip]; })()"
-    )
-    page.move(at[0] + 2, at[1] + 2)
-    assert page.run("document.getElementById('tip').hidden") is False
-    assert page.run("document.getElementById('tip').textContent") == at[2]
-    page.move(2, 2)
-    assert page.run("document.getElementById('tip').hidden") is True
-
-
 def test_keys_reach_everything(page: Page) -> None:
-    page.run("document.querySelector('#leak svg').focus()")
+    told = "document.querySelector('#leak output').textContent"
+    page.run("document.querySelector('#leak figure').focus()")
     page.press("ArrowRight")
-    first = page.run("document.getElementById('tip').textContent")
-    assert first.startswith("no defense: step ") and "leak AUC" in first
+    first = page.run(told)
+    assert "setting: no defense" in first and "leak AUC: " in first
     page.press("ArrowRight")
-    assert page.run("document.getElementById('tip').textContent") != first
+    assert page.run(told) not in ("", first)
+    page.press("Home")
+    assert page.run(told) == first
     page.press("Escape")
-    assert page.run("document.getElementById('tip').hidden") is True
-    page.run(f"document.querySelector('{box('series', '3')}').focus()")
+    assert page.run(told) == ""
+    page.run(f"document.querySelector('{box('setting', '3')}').focus()")
     page.press(" ")
-    assert "3" not in page.run(VISIBLE).split()
+    page.wait(f"!({VISIBLE}).includes('iso')")
     unreachable = page.run(
-        "[...document.querySelectorAll('figure svg, .scroll, button, input, a')]"
+        "[...document.querySelectorAll('figure, .scroll, button, input, a')]"
         ".filter(n => n.tabIndex < 0).length"
     )
     assert unreachable == 0
-
-
-def test_values_that_lines_tell_are_those_of_the_runs(page: Page, report: Path) -> None:
-    runs = report.parent / "runs"
-    document = json.loads(next(runs.glob("defense-none*/result.json")).read_text())
-    series = document["series"]["leak_norm/passive-1"]
-    page.run("document.querySelector('#leak svg').focus()")
-    page.press("Home")
-    told = page.run("document.getElementById('tip').textContent")
-    assert page.run("document.querySelector('#leak figcaption').textContent") == (
-        "norm attack on passive-1"
-    )
-    # 16 steps: a point for every 1.6 of them, the first two in the first
-    value = sum(series["values"][:2]) / 2
-    assert float(told.rsplit(" ", 1)[1]) == pytest.approx(value, abs=0.003)
 
 
 def test_print(page: Page, tmp_path: Path) -> None:
     page.pdf(tmp_path / "report.pdf")
     printed = (tmp_path / "report.pdf").read_bytes()
     assert printed.startswith(b"%PDF") and len(printed) > 20_000
-    page.call("Emulation.setEmulatedMedia", media="print")
-    assert count(page, "#filters input") == 0
-    assert count(page, "#filters label.series") == len(DEFENSES)  # the legend
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    page.call("Emulation.setEmulatedMedia", media="print", features=[dark])
+    paper = page.run("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"  # ink is saved on a dark screen too
+    assert count(page, "#filters") == 0
     assert count(page, "figure") == 25
     page.call("Emulation.setEmulatedMedia", media="")
