@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
 
-.PHONY: help demo test test-all lint typecheck bench docs clean
+.PHONY: help demo test test-all coverage lint typecheck bench docs clean
 
 help:
 	@echo "make demo    compare defenses on built-in data: a table and a report"
 	@echo "make test    lint, type check and run the tests"
 	@echo "make test-all  and the long tests of what is tested more briefly already"
+	@echo "make coverage  line coverage of the packages, measured by the tests"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
 	@echo "make docs    the documentation as a site in build/site"
@@ -31,6 +32,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not extra' -q \
+		--cov=flower_vfl --cov=strategies --cov=simulations --cov-report=term:skip-covered
 
 lint: $(READY) typecheck
 	$(BIN)/ruff check .
