@@ -285,7 +285,7 @@ def test_an_older_format_is_to_be_run_again(
 RUN_IN_ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 from test_study import trials_of
 from flower_vfl.simulations.studies.study import run_study
 run_study(Path(sys.argv[1]), "sweep", "t", trials_of("", "iso", seeds=range(6)))
@@ -299,7 +299,9 @@ def finished(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.slow
 def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    code = RUN_IN_ANOTHER_PROCESS.format(tests=str(Path(__file__).parent))
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parents[1] / "support")]
+    code = RUN_IN_ANOTHER_PROCESS.format(folders=folders)
     command = [sys.executable, "-c", code, str(tmp_path)]
     process = subprocess.Popen(command, start_new_session=True)
     while len(finished(tmp_path)) < 6:
