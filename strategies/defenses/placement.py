@@ -37,8 +37,8 @@ class Defense:
     Examples
     --------
     >>> from flower_vfl.strategies import Defense, Marvell
-    >>> Defense("marvell:s=4", at="label").spec
-    'marvell:s=4.0'
+    >>> Defense("marvell:s=16", at="label").spec
+    'marvell:s=16.0'
     >>> Defense([Marvell(s=4)]).at
     'strategy'
     """
