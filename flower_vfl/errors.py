@@ -6,11 +6,28 @@ from collections.abc import Iterable
 
 
 class VerticalError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Examples
+    --------
+    >>> from flower_vfl import ConfigError, PartyError, VerticalError
+    >>> issubclass(ConfigError, VerticalError), issubclass(PartyError, VerticalError)
+    (True, True)
+    """
 
 
 class ConfigError(VerticalError, ValueError):
-    """A setting that cannot work: an unknown name, a value out of range, a clash."""
+    """A setting that cannot work: an unknown name, a value out of range, a clash.
+
+    Examples
+    --------
+    >>> from flower_vfl import ConfigError, VerticalStrategy
+    >>> try:
+    ...     VerticalStrategy(batch_size=-1)
+    ... except ConfigError as error:
+    ...     print(error)
+    batch_size must not be negative, got -1
+    """
 
 
 class PartyError(VerticalError):
@@ -26,6 +43,12 @@ class PartyError(VerticalError):
         What to do next.
     step : int | None (default: None)
         Training step at which it happened; None before training.
+
+    Examples
+    --------
+    >>> from flower_vfl import PartyError
+    >>> print(PartyError("bank", "its loss is nan", "Lower the learning rate", step=3))
+    party 'bank', step 3: its loss is nan. Lower the learning rate
     """
 
     def __init__(
@@ -44,7 +67,14 @@ class PartyError(VerticalError):
 
 
 class PartyRestartedError(PartyError):
-    """A party has lost its memory of the run; a checkpoint can bring it back."""
+    """A party has lost its memory of the run; a checkpoint can bring it back.
+
+    Examples
+    --------
+    >>> from flower_vfl import PartyError, PartyRestartedError
+    >>> issubclass(PartyRestartedError, PartyError)
+    True
+    """
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:

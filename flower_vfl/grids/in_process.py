@@ -45,6 +45,14 @@ class InProcessGrid(Grid):
         Flower simulation, or one node config each.
     run_config : Mapping[str, UserConfigValue] | None (default: None)
         What the app would find in ``context.run_config``.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid
+    >>> with InProcessGrid(ClientApp(), nodes=3) as grid:
+    ...     list(grid.get_node_ids())
+    [1, 2, 3]
     """
 
     def __init__(
@@ -177,6 +185,17 @@ def in_process(
     alignment : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
         What each party brings to an alignment of ids, by name or for all. The default
         trusts the server: it is this process, which holds all data anyway.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
+    >>> label = LabelParty(torch.tensor([0, 1, 1]), CrossEntropy(nn.Linear(4, 1)))
+    >>> passive = PassiveParty(torch.randn(3, 6), nn.Linear(6, 4))
+    >>> with in_process([label, passive]) as grid:
+    ...     len(list(grid.get_node_ids()))
+    2
     """
     if len(parties) < 2:
         raise ConfigError(

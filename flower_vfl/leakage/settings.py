@@ -50,6 +50,12 @@ class Leakage:
         at the label party, embeddings at the passive party. ``"joint"`` joins labels to
         the embeddings, as the label party can; this shows them to the passive parties:
         for simulations.
+
+    Examples
+    --------
+    >>> from flower_vfl import Leakage, VerticalStrategy
+    >>> limit = Leakage(attacks=("norm", "cosine"), limit=0.65, action="stop")
+    >>> strategy = VerticalStrategy(leakage=limit)
     """
 
     attacks: tuple[str, ...] = ()
