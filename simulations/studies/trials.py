@@ -29,14 +29,9 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
 _QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Settings that say where and how a run is kept and reached, not what it finds.
-ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence", "address", "insecure"}
-ELSEWHERE |= {
-    "advertise",
-    "certificate",
-    "private_key",
-    "root_certificate",
-    "transport",
-}
+ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence", "transport"}
+ELSEWHERE |= {"address", "advertise", "insecure"}
+ELSEWHERE |= {"certificate", "private_key", "root_certificate"}
 
 
 @dataclass(frozen=True)
