@@ -187,8 +187,8 @@ class LeakageMeter:
         clean = clean or {}
         batches = {p: (g, clean.get(p)) for p, g in gradients.items()}
         for members in coalitions:
-            known = all(member in clean for member in members)
-            before = _join(clean, members, step) if known else None
+            complete = all(member in clean for member in members)
+            before = _join(clean, members, step) if complete else None
             batches["+".join(members)] = _join(gradients, members, step), before
         if self.baseline:
             for party, (gradient, _) in list(batches.items()):

@@ -147,7 +147,8 @@ def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     for member, group in zip(members, groups, strict=True):
         member[group] = 1.0
     sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
-    return sums / members.sum(axis=1, keepdims=True)
+    means: Array = sums / members.sum(axis=1, keepdims=True)
+    return means
 
 
 def class_medians(

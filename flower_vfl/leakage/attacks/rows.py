@@ -86,5 +86,6 @@ def round_scores(scores: Array, largest: float) -> Array:
     """
     least = np.finfo(scores.dtype).tiny * 2.0**20
     unit = max(largest, least) * (2.0**-30 if scores.dtype == np.float64 else 2.0**-17)
-    rounded: Array = np.rint(scores / scores.dtype.type(unit))
-    return rounded * scores.dtype.type(unit)
+    part = scores.dtype.type(unit)
+    rounded: Array = np.rint(scores / part) * part
+    return rounded
