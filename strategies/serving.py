@@ -8,7 +8,8 @@ from typing import cast
 from flwr.app import Array
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.protocol.messages import Content, Value, Verb
+from flower_vfl.protocol.config import Value
+from flower_vfl.protocol.messages import Content, Verb
 
 from .messenger import Messenger
 from .setup import Participants

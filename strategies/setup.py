@@ -13,8 +13,8 @@ from flwr.supercore import log
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
-from flower_vfl.protocol.config import PartyDescription, TrainingConfig
-from flower_vfl.protocol.messages import VERSION, Content, Value, Verb
+from flower_vfl.protocol.config import PartyDescription, TrainingConfig, Value
+from flower_vfl.protocol.messages import VERSION, Content, Verb
 
 from .alignment import Aligner, Alignment
 from .messenger import Messenger

@@ -203,7 +203,7 @@ class LeakageMonitor:
 def members(
     attack: str, aucs: Mapping[str, float], step: int, party: str
 ) -> list[Measurement]:
-    """Return what a membership attack found; kinds such as ``_sides`` extend its name."""
+    """Return what a membership attack found; a kind extends the attack's name."""
     return [
         Measurement(MEMBERSHIP, auc, step, party, f"{attack}{kind}")
         for kind, auc in aucs.items()

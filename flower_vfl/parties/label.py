@@ -238,11 +238,13 @@ class LabelParty(Party):
         self.step = step
         if self.imputer.row_index is not None:
             self.imputer.commit()
-        leaving, measured = dict(zip(received, gradients, strict=True)), []
+        leaving = dict(zip(received, gradients, strict=True))
+        measured: list[Measurement] = []
         if not self.defender.idle:
-            given = (leaving, labels.classes, step, epoch)
-            about = {"real": labels.real, "seen": Seen(received, rows)}
-            leaving, measured = self.defender.defend(*given, **about, late=late)
+            given, seen = (leaving, labels.classes, step, epoch), Seen(received, rows)
+            leaving, measured = self.defender.defend(
+                *given, real=labels.real, seen=seen, late=late
+            )
         metrics = outcome.metrics
         return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
 
@@ -272,7 +274,8 @@ class LabelParty(Party):
         outcome = self.objective.step(joined.detach().requires_grad_(), labels)
         gradient = outcome.gradient
         if self._joiner.name == "concat":
-            gradients = list(gradient.split([part.shape[1] for part in parts], 1))
+            widths = [part.shape[1] for part in parts]
+            gradients = list(torch.split(gradient, widths, 1))
         else:
             mean = self._joiner.name == "mean"
             gradients = [gradient / len(parts) if mean else gradient] * len(parts)

@@ -154,8 +154,8 @@ class PassiveParty(Party):
         if pending.output is None:  # the graph did not survive: repeat the forward pass
             self.forward(pending.step, pending.epoch, pending.index, probed)
             pending = self._pending
+        assert pending is not None and pending.output is not None  # just computed
         output, probe = pending.output, pending.probe
-        assert output is not None  # just computed
         if gradient is not None:
             if gradient.shape != output.shape:
                 raise PartyError(
@@ -169,7 +169,7 @@ class PassiveParty(Party):
             check_finite(gradient, self.name, "the gradient it received", remedy, step)
             if self.optimizer is not None and output.requires_grad:
                 clear_gradients(self.optimizer)
-                output.backward(gradient.to(self.device))  # type: ignore[no-untyped-call]
+                output.backward(gradient.to(self.device))
                 self.optimizer.step()
         if self.imputer.row_index is not None:
             self.imputer.commit()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ _MEASURED = "vfl-measured"
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
+R = TypeVar("R")
 
 
 class Verb(StrEnum):
@@ -129,7 +130,7 @@ class Content:
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.measured:
-            records[_MEASURED] = ConfigRecord(to_columns(self.measured))
+            records[_MEASURED] = ConfigRecord(cast(Any, to_columns(self.measured)))
         if self.labels is not None:
             records[_LABELS] = _set(ArrayRecord(), {"labels": self.labels})
         return _set(RecordDict(), records)
@@ -274,7 +275,7 @@ def to_tensor(array: Array) -> Tensor:
         ) from error
 
 
-def _set(record: Any, entries: dict[str, Any]) -> Any:
+def _set(record: R, entries: dict[str, Any]) -> R:
     """Put entries of a known type into a Flower record, past its type checks."""
     record.__dict__["_data"].update(entries)
     return record

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
@@ -175,7 +175,7 @@ def save(session: Session, context: Context) -> None:
     )
     context.state.pop(_CONFIG, None)
     if session.config is not None:
-        context.state[_CONFIG] = ConfigRecord(session.config.to_record())
+        context.state[_CONFIG] = ConfigRecord(cast(Any, session.config.to_record()))
     context.state.pop(_HANDSHAKE, None)
     if session.handshake is not None:
         secret = ConfigRecord({"state": session.handshake.save()})
