@@ -133,7 +133,7 @@ class Noting(LabelParty):
         received = embeddings["passive-1"].detach()
         if epoch > len(self.seen):
             self.seen.append(torch.zeros(self.rows, received.shape[1]))
-        self.seen[epoch - 1][self.configured().training_rows(epoch, index)] = received
+        self.seen[epoch - 1][self.configured().training_batches(epoch)[index]] = received
         return super().train_step(step, epoch, index, embeddings)
 
 

@@ -47,7 +47,7 @@ class Recorder(NoDefense):
         if batch.party == PARTY:
             number = self.index.get(batch.epoch, 0)
             self.index[batch.epoch] = number + 1
-            rows = self.label.configured().training_rows(batch.epoch, number)
+            rows = self.label.configured().training_batches(batch.epoch)[number]
             self.stale.add(rows, gradient)
             self.meter.measure(PARTY, gradient, self.truth[rows], batch.step)
         return gradient
