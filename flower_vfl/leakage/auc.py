@@ -142,28 +142,22 @@ def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:
         )
     single = scores.dtype in (torch.float32, torch.float64)
     scores = scores if single else scores.double()
-    return leak_pairs([scores], numbers, classes)[0][flipped]
+    return leak_pair(scores, numbers, classes)[flipped]
 
 
-def leak_pairs(scores: Sequence[Tensor], labels: Tensor, classes: int) -> list[Pair]:
-    """Return the raw and the flipped leak of each score, without the checks.
+def leak_pair(scores: Tensor, labels: Tensor, classes: int) -> Pair:
+    """Return the raw and the flipped leak of scores, without the checks.
 
     AUCs for two classes or more, and for a regression, which has none, the correlation
     of largest size.
     """
-    if classes != 2 or any(score.ndim > 1 for score in scores):
-        return [_leak_pair(score, labels, classes) for score in scores]
-    aucs = roc_auc(torch.stack(list(scores)), labels == 1).tolist()
-    return [(auc, max(auc, 1.0 - auc)) for auc in aucs]
-
-
-def _leak_pair(scores: Tensor, labels: Tensor, classes: int) -> Pair:
     if not classes:
         rho = pearson_rho(scores.reshape(len(labels), -1).T, labels)
         best = float(rho[rho.abs().argmax()])
         return best, abs(best)
     if scores.ndim == 1 and classes == 2:
-        return leak_pairs([scores], labels, classes)[0]
+        auc = float(roc_auc(scores, labels == 1))
+        return auc, max(auc, 1.0 - auc)
     columns = scores.T if scores.ndim == 2 else scores.expand(classes, -1)
     aucs = torch.stack([roc_auc(columns[c], labels == c) for c in range(classes)])
     # A class that is missing has no AUC.

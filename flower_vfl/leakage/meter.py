@@ -203,11 +203,12 @@ class LeakageMeter:
             for at_fault, (gradient, before) in batches.items():  # noqa: B007
                 rows, known = attacker(read, gradient, before)
                 scored.append((known, attack_scores(self._built, rows, known)))
+            found = leaks(self._built, scored)
         except ConfigError as error:
             raise PartyError(at_fault, str(error), _REMEDY, step) from error
         return {
             party: self._keep(party, layer, step, values)
-            for party, values in zip(batches, leaks(self._built, scored), strict=True)
+            for party, values in zip(batches, found, strict=True)
         }
 
     def _keep(

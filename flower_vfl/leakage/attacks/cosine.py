@@ -60,5 +60,6 @@ class CosineAttack:
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return the cosines, with one column per class of a multi-class task."""
-        cosines = _cosines(gradient, known.norms, known.clean[known.examples])
+        positive = torch.stack([known.clean[i] for i in known.examples])
+        cosines = _cosines(gradient, known.norms, positive)
         return cosines[:, 0] if known.task == "binary" else cosines

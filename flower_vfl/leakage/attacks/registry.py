@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.leakage.auc import Pair, leak_pairs
+from flower_vfl.leakage.auc import Pair, leak_pair, roc_auc
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
@@ -27,6 +26,7 @@ from .direct import DirectAttack
 from .known import Known
 from .mean import MeanAttack, MedianAttack
 from .norm import NormAttack
+from .rows import Array, to_numpy
 from .spectral import SpectralAttack
 
 ScoreAttack = Callable[[Tensor, Known], Tensor]
@@ -94,8 +94,6 @@ def _checked(attack: ScoreAttack, rows: Tensor, known: Known) -> Tensor:
             f"{len(rows)} rows of {len(known.classes)} classes; return one score per "
             "row, or one column per class"
         )
-    if not math.isfinite(float(scores.sum())):
-        raise ConfigError("an attack returned scores that are missing or infinite")
     return scores
 
 
@@ -104,24 +102,52 @@ def leaks(
 ) -> list[list[Pair]]:
     """Return the raw and the flipped leak of each attack's scores for each party.
 
-    Scores of the same rows are sorted together, which takes a third of the time.
+    The rows that an attack knows already do not count.
     """
-    together: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for i, (known, scores) in enumerate(scored):
-        for j, attack in enumerate(attacks[: len(scores)]):
-            given = getattr(attack, "knows_examples", False)
-            excluded = tuple(known.examples) if given else ()
-            together.setdefault(excluded, []).append((i, j))
-    found = [[(math.nan, math.nan)] * len(attacks) for _ in scored]
-    for excluded, places in together.items():
-        known = scored[places[0][0]][0]
-        parts = [scored[i][1][j] for i, j in places]
-        labels = known.labels
-        if excluded:
-            rest = torch.from_numpy(np.delete(np.arange(len(labels)), excluded))
-            labels = labels[rest]
-            parts = [part[rest] for part in parts]
-        pairs = leak_pairs(parts, labels, len(known.classes))
-        for (i, j), pair in zip(places, pairs, strict=True):
-            found[i][j] = pair
-    return found
+    known, every = scored[0][0], [score for _, scores in scored for score in scores]
+    if not all(math.isfinite(float(score.sum())) for score in every):
+        raise ConfigError("an attack returned scores that are missing or infinite")
+    if known.constant:
+        return [[(math.nan, math.nan)] * len(attacks) for _ in scored]
+    if known.task == "binary" and all(score.ndim == 1 for score in every):
+        return _binary_leaks(attacks, scored)
+    return [
+        [_leak(a, score, known) for a, score in zip(attacks, scores, strict=True)]
+        for known, scores in scored
+    ]
+
+
+def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
+    """Return the raw and the flipped leak of one attack on one party."""
+    labels = known.labels
+    if getattr(attack, "knows_examples", False):
+        rest = torch.ones_like(labels, dtype=torch.bool)
+        rest[known.examples] = False
+        scores, labels = scores[rest], labels[rest]
+    return leak_pair(scores, labels, len(known.classes))
+
+
+def _binary_leaks(
+    attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
+) -> list[list[Pair]]:
+    """Return the same as :func:`_leak` for all parties, from one sort.
+
+    That takes a third of the time (``benchmarks/meter_cost.py``).
+    """
+    positive = scored[0][0].labels == 1
+    table = torch.stack([score for _, scores in scored for score in scores])
+    aucs = roc_auc(table, positive).reshape(len(scored), -1).tolist()
+    for own, (known, scores) in zip(aucs, scored, strict=True):
+        for i, attack in enumerate(attacks):
+            if getattr(attack, "knows_examples", False):
+                args = to_numpy(scores[i]), to_numpy(positive), known.examples[0]
+                own[i] = _without_example(own[i], *args)
+    return [[(auc, max(auc, 1.0 - auc)) for auc in own] for own in aucs]
+
+
+def _without_example(auc: float, scores: Array, positive: Array, example: int) -> float:
+    """Return an AUC without the pairs of one positive row."""
+    negative, own = scores[~positive], scores[example]
+    pairs = (len(scores) - len(negative) - 1) * len(negative)
+    wins = float((negative < own).sum() + 0.5 * (negative == own).sum())
+    return (auc * (pairs + len(negative)) - wins) / pairs if pairs else math.nan

@@ -60,7 +60,7 @@ def _clustered(rows: Tensor, norms: Array) -> bool:
 
     Their differences need more digits than single precision has.
     """
-    most = 0.99 * float(norms @ norms) / max(len(norms), 1)
+    most = 0.99 * float(np.square(norms).mean())
     if float(norms.mean()) ** 2 <= most:  # the norm of the mean row is not larger
         return False
     return float(rows.mean(dim=0).square().sum()) > most
