@@ -24,7 +24,7 @@ _LEAKS = {
 
 
 def utilities(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the main metric of each run: name (``test_auc``), value, regression."""
+    """Return the main metric of each run: name, metric, value, regression."""
     found = final_metrics(records)
     metrics = list(MAIN_METRIC.values())
     found = found[found["metric"].isin(metrics)]
@@ -33,7 +33,7 @@ def utilities(records: pd.DataFrame) -> pd.DataFrame:
     found = found.sort_values("order", kind="stable").drop_duplicates(RUN)
     regression = found["metric"] == MAIN_METRIC["regression"]
     return found.assign(regression=regression).set_index(RUN)[
-        ["name", "value", "regression"]
+        ["name", "metric", "value", "regression"]
     ]
 
 

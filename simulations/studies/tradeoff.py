@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.results import RUN
 
 from .run_metrics import largest_leaks, main_metric, utilities
@@ -44,7 +45,7 @@ def privacy(leaks: Mapping[str, float], regression: bool = False) -> float:
 
 def usefulness(metric: str, value: float) -> float:
     """Return a utility from 0, for what guessing reaches, to 1."""
-    return _unit(2.0 * (value - 0.5) if metric.endswith("auc") else value)
+    return _unit(2.0 * (value - 0.5) if metric == MAIN_METRIC["binary"] else value)
 
 
 def _unit(value: float) -> float:
@@ -98,7 +99,7 @@ def _point(
     labels: dict[str, str], found: pd.DataFrame, leaks: dict[str, float]
 ) -> Point:
     first, utility = found.iloc[0], float(found["value"].mean())
-    x, y = privacy(leaks, first["regression"]), usefulness(first["name"], utility)
+    x, y = privacy(leaks, first["regression"]), usefulness(first["metric"], utility)
     return Point(labels, utility, leaks, x, y, len(found))
 
 

@@ -31,7 +31,6 @@ from flower_vfl.simulations.studies.methods import (
     sweep_trials,
 )
 from flower_vfl.simulations.studies.study import Study, run_study
-from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.simulations.studies.tradeoff import (
     area,
     privacy,
@@ -39,6 +38,7 @@ from flower_vfl.simulations.studies.tradeoff import (
     tradeoff,
     usefulness,
 )
+from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.strategies import DEFENSES
 
 TINY = ("--limit", "120", "--epochs", "1", "--attack", "norm")
@@ -171,9 +171,9 @@ def test_what_privacy_and_utility_mean() -> None:
     assert privacy({"norm": 0.5, "mean": 0.75}) == 0.5
     assert (privacy({"norm": 1.0}), privacy({"norm": 0.5})) == (0.0, 1.0)
     assert privacy({"norm": 0.25}, regression=True) == 0.75
-    assert usefulness("test_auc", 0.75) == 0.5
-    assert (usefulness("test_auc", 0.3), usefulness("test_pearson", -0.3)) == (0, 0)
-    assert usefulness("test_accuracy", 0.9) == 0.9
+    assert usefulness("auc", 0.75) == 0.5
+    assert (usefulness("auc", 0.3), usefulness("pearson", -0.3)) == (0, 0)
+    assert usefulness("accuracy", 0.9) == 0.9
 
 
 def test_the_trade_off_of_a_study(

@@ -230,14 +230,19 @@ def test_leaks_are_flipped_after_the_mean_and_the_largest_single_party_counts() 
 
 def test_the_main_metric_is_that_of_the_task() -> None:
     rows = [*evaluation_rows(auc=0.9), *evaluation_rows("valid", auc=0.8)]
-    assert utilities(records_of(*rows)).loc["a"].tolist() == ["test_auc", 0.9, False]
+    assert utilities(records_of(*rows)).loc["a"].tolist() == [
+        "test_auc",
+        "auc",
+        0.9,
+        False,
+    ]
     rows = [
         *evaluation_rows("valid", accuracy=0.5),
         *evaluation_rows("train", accuracy=0.8),
     ]
     later = evaluation_rows("valid", accuracy=0.6)[0] | {"epoch": 2, "step": 4}
     found = utilities(records_of(*rows, later)).loc["a"]
-    assert found.tolist() == ["valid_accuracy", 0.6, False]
+    assert found.tolist() == ["valid_accuracy", "accuracy", 0.6, False]
 
 
 def test_completion_is_the_mean_of_repetitions_of_the_best_party() -> None:
