@@ -69,12 +69,7 @@ def typed_arguments(
     factory: Callable[..., object],
     given: int = 0,
 ) -> dict[str, Any]:
-    """Convert text parameters to the types of a callable's signature.
-
-    The annotation decides, or else the type of the default: ``bool``, ``int``,
-    ``float``, ``str``, ``Literal``, tuples or sequences of those (``a+b``, or ``none``
-    if empty), and unions of them; ``none`` is ``None``.
-    """
+    """Convert text parameters to the types of a callable's signature."""
     settable = {
         parameter.name: parameter
         for parameter in _parameters(factory)[given:]

@@ -145,11 +145,7 @@ def sees_embeddings(transform: GradientTransform) -> bool:
 def apply_in_order(
     transforms: Sequence[GradientTransform], gradient: Tensor, batch: Batch
 ) -> Tensor | None:
-    """Apply transforms one after the other, and check what each of them returns.
-
-    A bound on the AUC of every attack outlives a transform that sees no labels, because
-    such a transform tells nothing new about them; one that sees labels ends it.
-    """
+    """Apply transforms one after the other, and check what each of them returns."""
     several = len(transforms) > 1  # the same noise twice would be no noise
     for number, transform in enumerate(transforms):
         if transform.requires_labels:
@@ -170,11 +166,7 @@ def apply_in_order(
 
 
 class Defender:
-    """Transforms the gradient of every party, and measures what is left to find.
-
-    The same code runs at the strategy and at the label party. Without a seed the noise
-    comes from a secret of its own.
-    """
+    """Transforms the gradient of every party, and measures what is left to find."""
 
     def __init__(
         self,
@@ -213,11 +205,7 @@ class Defender:
         seen: Seen | None = None,
         late: bool = False,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
-        """Return what each party gets, and what was measured on the way.
-
-        A party whose gradient is withheld is missing. `real` says which labels are
-        real, `late` whether leakage may be reported with the next step.
-        """
+        """Return what each party gets, and what was measured on the way."""
         defended: dict[str, Tensor] = {}
         measured: list[Measurement] = []
         for party, gradient in gradients.items():

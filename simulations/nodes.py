@@ -60,11 +60,7 @@ def passive_at(context: Context) -> PassiveParty:
 
 
 def label_at(context: Context) -> LabelParty:
-    """Return the label party of a node.
-
-    A simulated node, without role and data of its own, trusts the server; any other
-    only if its node config says ``trust-server = true``.
-    """
+    """Return the label party of a node."""
     return make_label(*rows_at(context), trust_server=_simulated(context))
 
 

@@ -28,10 +28,7 @@ class NoReplyError(PartyError):
 
 
 class Messenger:
-    """Sends requests over a grid and returns checked replies by party name.
-
-    `traffic` counts the bytes of all arrays that travelled.
-    """
+    """Sends requests over a grid and returns checked replies by party name."""
 
     def __init__(self, grid: Grid, timeout: float, retries: int) -> None:
         self.grid = grid

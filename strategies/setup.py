@@ -24,10 +24,7 @@ RESERVED = "strategy"
 
 @dataclass(frozen=True)
 class Participants:
-    """The parties of a run and the number of rows of each split.
-
-    Passive parties are in the order in which their embeddings are joined.
-    """
+    """The parties of a run and the number of rows of each split."""
 
     label: PartyDescription
     passive: dict[str, PartyDescription]
@@ -49,10 +46,7 @@ def setup(
     reuse: bool = False,
     progress: bool | None = None,
 ) -> Participants:
-    """Greet every node, align ids if asked to, and configure all parties.
-
-    `reuse` goes on with the alignment that the parties have kept.
-    """
+    """Greet every node, align ids if asked to, and configure all parties."""
     key = secrets.token_bytes(32)
     greeting: dict[str, Value] = {"seed": config.seed, "threads": threads, "key": key}
     if alignment:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -329,39 +329,15 @@ class VerticalStrategy(Strategy):
             raise ConfigError("call start or connect first: no party is known yet")
         return self._training
 
-    # A step needs two rounds of messages, so that `start` drives the training itself
-    # and Flower's loop over these four methods is not used.
+    def _not_in_rounds(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse Flower's loop over rounds: a step needs two rounds of messages."""
+        raise ConfigError(
+            "vertical training does not run in Flower's rounds: call "
+            "VerticalStrategy.start(grid, num_rounds=epochs)"
+        )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse: :meth:`start` trains step by step."""
-        raise _not_in_rounds()
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuse: :meth:`start` trains step by step."""
-        raise _not_in_rounds()
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse: :meth:`start` evaluates by itself."""
-        raise _not_in_rounds()
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Refuse: :meth:`start` evaluates by itself."""
-        raise _not_in_rounds()
-
-
-def _not_in_rounds() -> ConfigError:
-    return ConfigError(
-        "vertical training does not run in Flower's rounds: call "
-        "VerticalStrategy.start(grid, num_rounds=epochs)"
-    )
+    configure_train = aggregate_train = _not_in_rounds
+    configure_evaluate = aggregate_evaluate = _not_in_rounds
 
 
 def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:

@@ -98,10 +98,7 @@ class Party(ABC):
         return self.imputer.row_index
 
     def place(self, row_index: RowIndex) -> None:
-        """Work on aligned rows, of which this party may not hold all.
-
-        Called before :meth:`configure`; the imputer fills in what it does not hold.
-        """
+        """Work on aligned rows, of which this party may not hold all."""
         self.imputer.align_rows(row_index, self.own_rows, self.name)
         self.schedule = None
 
@@ -246,10 +243,7 @@ class Party(ABC):
         return shape
 
     def digests(self, key: bytes) -> tuple[str, str]:
-        """Return the digests of ids and split for the hello.
-
-        Aligned rows have no common ids, so that there is no digest of them.
-        """
+        """Return the digests of ids and split for the hello."""
         given = self.ids if self.row_index is None else None
         ids = () if given is None else plain_list(given)
         codes = self.imputer.split(self.split)

@@ -58,11 +58,7 @@ class Store(Protocol):
 
 
 def outdated(tags: list[str], saved: str) -> list[str]:
-    """Return the step checkpoints that a new one replaces.
-
-    Those of earlier steps are replaced by newer ones; those of later steps are of a run
-    that was given up, and would be mixed up with this one's.
-    """
+    """Return the step checkpoints that a new one replaces."""
     last = tagged_step(saved)
     if last is None:
         return []
@@ -144,12 +140,7 @@ class RecordStore:
 
 
 def open_store(context: Context, party: str) -> Store:
-    """Return where a node keeps its checkpoints.
-
-    ``state-dir`` of the node config, or else of the run config, names a folder in which
-    the party gets a folder of its own; without it they are kept in the node's Flower
-    state.
-    """
+    """Return where a node keeps its checkpoints."""
     folder = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     if not folder:
         return RecordStore(context.state)

@@ -14,11 +14,7 @@ DefenseFactory = Callable[[str], GradientTransform]
 
 
 class DefensePolicy:
-    """What the label party does to gradients before they leave, and what it refuses.
-
-    Its own transform comes first, whatever the strategy says; `build` makes the
-    transform that the strategy names.
-    """
+    """What the label party does to gradients before they leave, and what it refuses."""
 
     def __init__(
         self,

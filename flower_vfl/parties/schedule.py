@@ -112,10 +112,6 @@ def _pick(batches: list[Tensor], index: int) -> Tensor:
 
 
 def count_batches(rows: int, size: int) -> int:
-    """Return how many batches of a size the rows make.
-
-    A remainder of one row joins the batch before it, because batch normalisation
-    cannot train on a single row.
-    """
+    """Return how many batches of a size the rows make."""
     full, rest = divmod(rows, size)
     return full + (rest > 1 or (rest == 1 and full == 0))

@@ -66,12 +66,7 @@ class Verb(StrEnum):
 
 @dataclass
 class Content:
-    """What a request or a reply carries.
-
-    `arrays` are embeddings or gradients by party name, `labels` those of a batch from a
-    label party that trusts the server. `step`, `epoch` and `index` say which batch is
-    meant, `gradient_step` which step a gradient belongs to; 0 where there is none.
-    """
+    """What a request or a reply carries."""
 
     config: dict[str, Value] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
@@ -214,11 +209,7 @@ def raise_error(content: Content, step: int | None) -> None:
 
 
 class TensorArray(Array):
-    """A Flower array that keeps its tensor and makes the bytes when they are read.
-
-    In one process they never are. The bytes are those of an ``.npy`` file, which every
-    Flower tool can read. The tensor must not be changed afterwards.
-    """
+    """A Flower array that keeps its tensor and makes the bytes when they are read."""
 
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()

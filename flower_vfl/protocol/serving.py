@@ -71,17 +71,7 @@ def find_batches(party: PassiveParty, own: Tensor, size: int) -> Tensor:
 
 
 def serve(session: Session, content: Content, context: Context) -> Content:
-    """Do a party's part in serving predictions.
-
-    Parameters
-    ----------
-    session : Session
-        The party.
-    content : Content
-        ``stage`` says which part.
-    context : Context
-        Not needed.
-    """
+    """Do a party's part in serving predictions."""
     stage = content.text("stage")
     if stage not in _PARTS:
         raise unknown_name("stage", stage, STAGES)

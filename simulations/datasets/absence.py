@@ -17,10 +17,7 @@ from flower_vfl.strategies.alignment import NONE
 def absent_rows(
     config: RunConfig, codes: NDArray[np.int8], index: int
 ) -> NDArray[np.bool_] | None:
-    """Return which training rows a party lacks; None if it lacks none.
-
-    Parties lack rows independently of each other, so some rows belong to no party.
-    """
+    """Return which training rows a party lacks; None if it lacks none."""
     share = config.absent_features if index else config.absent_labels
     if not share:
         return None

@@ -94,11 +94,7 @@ def divide_columns(
     split: str = "even",
     label_share: float | str = 0.0,
 ) -> list[tuple[str, ...]]:
-    """Return the columns of the label party, then those of each passive party.
-
-    An even split gives the first parties one column more if necessary. A split by
-    names may leave columns out.
-    """
+    """Return the columns of the label party, then those of each passive party."""
     plan = parse_split(split)
     if parties < 1:
         raise ConfigError(f"there must be at least one passive party, got {parties}")

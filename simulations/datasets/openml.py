@@ -88,10 +88,7 @@ def tidy_credit_default(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def tidy_adult(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return data 1590 in UCI's order, with ``?`` for a missing value.
-
-    OpenML puts UCI's test file (16281 rows) before its training file.
-    """
+    """Return data 1590 in UCI's order, with ``?`` for a missing value."""
     names = [str(name).replace("-", "_") for name in frame.columns]
     table = frame.set_axis(names, axis="columns")
     income = table.pop("class").astype(str).str.strip()

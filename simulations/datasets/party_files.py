@@ -18,11 +18,7 @@ _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
 class PartyFile(NamedTuple):
-    """The rows of one party's file, in the order of the file.
-
-    ``ids`` are ``int64`` if every id is a whole number without leading zeros, else
-    text. ``labels`` are None without a label column.
-    """
+    """The rows of one party's file, in the order of the file."""
 
     ids: NDArray[Any]
     features: pd.DataFrame

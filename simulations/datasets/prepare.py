@@ -235,10 +235,7 @@ def _encode(
 
 
 def _text(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return values as text and missing ones as None; 1 and 1.0 are the same value.
-
-    pandas turns whole numbers into floats as soon as one of them is missing.
-    """
+    """Return values as text and missing ones as None; 1 and 1.0 are the same value."""
     column = column.reset_index(drop=True)
     present = column[column.notna()]
     if pd.api.types.is_float_dtype(present.dtype) and (present % 1 == 0).all():

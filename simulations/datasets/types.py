@@ -65,11 +65,7 @@ class InputSpec:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images, decoded or as JPEG bytes that are decoded once when first used.
-
-    ``pixels`` is (N, H, W, C). ``spans`` (N, 2) says where each JPEG begins and ends
-    in ``blob``.
-    """
+    """Images, decoded or as JPEG bytes that are decoded once when first used."""
 
     shape: tuple[int, int, int]
     pixels: NDArray[np.uint8] | None = None
@@ -258,11 +254,7 @@ def split_groups(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
 ) -> NDArray[np.int8]:
-    """Return a split of the rows that keeps each group in one part.
-
-    Groups are drawn in random order. A group goes to the part in which its middle row
-    falls, so each part differs from its share by less than one group.
-    """
+    """Return a split of the rows that keeps each group in one part."""
     split_rows(len(groups), seed, test_fraction, valid_fraction)  # checks the fractions
     names, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.default_rng(derive_seed(seed, "splits")).permutation(len(names))

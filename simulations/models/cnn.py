@@ -25,11 +25,7 @@ def conv_layers(
     activation: str = "relu",
     batch_norm: bool = False,
 ) -> tuple[list[nn.Module], tuple[int, int, int]]:
-    """Return convolutions, each with an activation and 2×2 max pooling.
-
-    A side shorter than the kernel is always padded, and a side of one pixel is not
-    pooled, so that narrow strips work.
-    """
+    """Return convolutions, each with an activation and 2×2 max pooling."""
     positive("channels", *channels)
     if kernel < 1 or kernel % 2 == 0:
         raise ConfigError(f"kernel must be odd and at least 1, got {kernel}")

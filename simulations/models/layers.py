@@ -69,11 +69,7 @@ def normalise_image(image: Tensor) -> Tensor:
 
 
 class TableEncoder(nn.Module):
-    """Joins numeric columns and embeddings of categorical columns.
-
-    Code 0 does not occur in the training rows. Its embedding starts at zero, so that
-    a new value adds nothing rather than noise.
-    """
+    """Joins numeric columns and embeddings of categorical columns."""
 
     def __init__(self, spec: InputSpec, embedding: int) -> None:
         super().__init__()

@@ -17,10 +17,7 @@ def can_watch_memory() -> bool:
 
 
 class MemoryWatch:
-    """Samples the memory of this process and its descendants and keeps the peak.
-
-    Memory that processes share, such as libraries, does not count.
-    """
+    """Samples the memory of this process and its descendants and keeps the peak."""
 
     def __init__(self) -> None:
         if not can_watch_memory():

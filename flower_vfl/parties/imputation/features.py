@@ -159,10 +159,7 @@ class _RandomEmbeddings(FeatureSynthesizer):
 
 
 class Gaussian(_RandomEmbeddings):
-    """Embeddings of N(0, s/d · max‖f‖² · I), f the real ones of the batch.
-
-    An attack detects them easily; use it for comparison.
-    """
+    """Embeddings of N(0, s/d · max‖f‖² · I), f the real ones of the batch."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -175,10 +172,7 @@ class Gaussian(_RandomEmbeddings):
 
 
 class Random(_RandomEmbeddings):
-    """Embeddings with the moving mean and standard deviation of real ones.
-
-    An attack detects them easily; use it for comparison.
-    """
+    """Embeddings with the moving mean and standard deviation of real ones."""
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()

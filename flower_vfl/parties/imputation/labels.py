@@ -201,11 +201,7 @@ class RandomPred(LabelSynthesizer):
 
 
 class Neighbors(LabelSynthesizer):
-    """The vote of the labelled rows of the batch with the most similar embeddings.
-
-    For a regression it is their mean. A batch without any label gets labels drawn from
-    the own ones.
-    """
+    """The vote of the labelled rows of the batch with the most similar embeddings."""
 
     tasks = ALL_TASKS
 
