@@ -32,11 +32,10 @@ def write_report(folder: Path, pictures: bool = False) -> Path:
     """
     # Altair takes time to load, which commands without a report need not spend.
     from .data import load_report
-    from .page import write_page, write_pictures
-    from .sections import all_sections
+    from .page import contents, write_page, write_pictures
 
     report = load_report(folder)
-    sections = all_sections(report)
+    sections = contents(report)
     write_page(report, sections, folder / REPORT_FILE)
     if pictures:
         write_pictures(sections, folder / PICTURES_FOLDER)

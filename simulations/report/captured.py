@@ -1,8 +1,9 @@
-"""Rows that a run has kept: points of gradients and embeddings, and calibration."""
+"""Figures of rows that runs have kept: gradients, embeddings and calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,77 +18,110 @@ from flower_vfl.leakage.attacks import adaptive_calibration_error
 from flower_vfl.simulations import capture as kept
 from flower_vfl.simulations.capture import Arrays
 
-from .charts import Axis, Look
+from .charts import Axis, Figure, Look, line_chart, scatter_chart
+from .data import Report
+from .tables import Table, calibration_table
 
-_MOST_ROWS = 500  # of one picture
+_ROWS = 500  # of one picture
 _BINS = 10
-Floats = NDArray[np.floating]
+Floats = NDArray[Any]
 Picture = tuple[str, pd.DataFrame, Axis, Axis]
 
 
-def gradient_picture(arrays: Arrays, party: str) -> Picture:
-    """Return the newest gradient of a party: its kind, points and axes."""
+def gradient_figures(report: Report) -> list[Figure]:
+    """Return the gradients that left for two parties, by class."""
+    return _figures(report, kept.GRADIENT, 2, _gradients)
+
+
+def embedding_figures(report: Report) -> list[Figure]:
+    """Return the embeddings of one party in two dimensions."""
+    return _figures(report, kept.EMBEDDING, 1, _embeddings)
+
+
+def _figures(
+    report: Report,
+    what: str,
+    most: int,
+    pictures: Callable[[Arrays, str], Iterator[Picture]],
+) -> list[Figure]:
+    """Return the pictures of the first run of each setting that has kept rows."""
+    figures = []
+    for place, (setting, own) in enumerate(report.by_setting()):
+        arrays = next((a for key in own.index if (a := report.captures[key])), {})
+        for party in kept.parties(arrays, what)[:most] if arrays else ():
+            for kind, frame, x, y in pictures(arrays, party):
+                title = f"{setting}, {party}, {kind}, {len(frame)} rows"
+                chart = scatter_chart(frame, _look(arrays), f"{what}: {title}", x, y)
+                name = f"{what}s-{kind.lower()}-{place}-{party}"
+                figures.append(Figure(name, chart, title, setting, party=party))
+    return figures
+
+
+def _gradients(arrays: Arrays, party: str) -> Iterator[Picture]:
     classes = _classes(arrays, arrays[f"{kept.GRADIENT_LABEL}/{party}"])
-    rows = arrays[f"{kept.GRADIENT}/{party}"]
+    rows = arrays[f"{kept.GRADIENT}/{party}"][:_ROWS]
+    kind = f"step {int(arrays[f'{kept.GRADIENT_STEP}/{party}'])}"
     if rows.shape[1] == 1:
         predictions = arrays[f"{kept.GRADIENT_PREDICTION}/{party}"]
-        return _column(rows, predictions, classes, "gradient")
-    axes = Axis("first component", labels=False), Axis("second component", labels=False)
-    return "PCA", _frame(_principal(rows[:_MOST_ROWS]), classes), *axes
+        yield kind, *_column(rows, predictions, classes, "gradient")
+    else:
+        names = "first component", "second component"
+        yield kind, *_flat(_principal(rows), classes, names)
 
 
-def embedding_pictures(arrays: Arrays, party: str) -> Iterator[Picture]:
-    """Yield the embeddings of a party in two dimensions, as PCA and as t-SNE."""
+def _embeddings(arrays: Arrays, party: str) -> Iterator[Picture]:
     classes = _classes(arrays, arrays[kept.LABEL])
-    rows = arrays[f"{kept.EMBEDDING}/{party}"][:_MOST_ROWS]
+    rows = arrays[f"{kept.EMBEDDING}/{party}"][:_ROWS]
     if rows.shape[1] == 1:
-        yield _column(rows, arrays[kept.PREDICTION], classes, "embedding")
+        yield "value", *_column(rows, arrays[kept.PREDICTION], classes, "embedding")
         return
-    flat = {"PCA": _principal(rows)}
+    yield "PCA", *_flat(_principal(rows), classes, ("PCA 1", "PCA 2"))
     if len(rows) > 5:  # t-SNE needs neighbours
-        flat["t-SNE"] = _neighbours(rows)
-    for name, points in flat.items():
-        axes = Axis(f"{name} 1", labels=False), Axis(f"{name} 2", labels=False)
-        yield name, _frame(points, classes), *axes
+        yield "t-SNE", *_flat(_neighbours(rows), classes, ("t-SNE 1", "t-SNE 2"))
 
 
-def has_classes(arrays: Arrays) -> bool:
-    """Return whether labels are classes, not values."""
+def _column(
+    rows: Floats, predictions: Floats, classes: list[str], name: str
+) -> tuple[pd.DataFrame, Axis, Axis]:
+    """Return values of one column against the largest predictions."""
+    predicted = predictions if predictions.ndim == 1 else predictions.max(axis=1)
+    points = np.column_stack([predicted[:_ROWS], rows[:, 0]])
+    return _frame(points, classes), Axis("prediction"), Axis(name)
+
+
+def _flat(
+    points: Floats, classes: list[str], names: tuple[str, str]
+) -> tuple[pd.DataFrame, Axis, Axis]:
+    x, y = (Axis(name, labels=False) for name in names)
+    return _frame(points, classes), x, y
+
+
+def _has_classes(arrays: Arrays) -> bool:
     return str(arrays[kept.TASK]) != "regression"
 
 
-def class_look(arrays: Arrays) -> Look:
-    """Return the colours and shapes of the classes."""
-    names = _class_names(arrays)
-    numbers = range(len(names))
-    return Look("class", names, [1 + n % 6 for n in numbers], list(numbers))
+def _look(arrays: Arrays) -> Look:
+    """Return the looks of the classes, of which none is black."""
+    numbers = range(len(names := _class_names(arrays)))
+    return Look("class", names, [1 + n % 6 for n in numbers], numbers)
 
 
 def _class_names(arrays: Arrays) -> list[str]:
-    if not has_classes(arrays):
+    if not _has_classes(arrays):
         return ["below the median", "above the median"]
     return [str(name) for name in arrays[kept.CLASSES]]
 
 
-def _classes(arrays: Arrays, labels: Floats) -> Sequence[str]:
+def _classes(arrays: Arrays, labels: Floats) -> list[str]:
     """Return names of classes; values are divided at their median."""
-    chosen = labels[:_MOST_ROWS]
-    if not has_classes(arrays):
+    chosen = labels[:_ROWS]
+    if not _has_classes(arrays):
         chosen = chosen > np.median(chosen)
     names = _class_names(arrays)
     return [names[number] for number in chosen.astype(int)]
 
 
-def _column(
-    rows: Floats, predictions: Floats, classes: Sequence[str], name: str
-) -> Picture:
-    """Return values of one column against the largest predictions."""
-    predicted = predictions if predictions.ndim == 1 else predictions.max(axis=1)
-    points = np.column_stack([predicted[:_MOST_ROWS], rows[:_MOST_ROWS, 0]])
-    return "value", _frame(points, classes), Axis("prediction"), Axis(name)
-
-
-def _frame(points: Floats, classes: Sequence[str]) -> pd.DataFrame:
+def _frame(points: Floats, classes: list[str]) -> pd.DataFrame:
     rounded = [[float(f"{value:.4g}") for value in point] for point in points]
     return pd.DataFrame(rounded, columns=["x", "y"]).assign(**{"class": classes})
 
@@ -111,9 +145,34 @@ def _neighbours(rows: Floats) -> Floats:
     return flat
 
 
+def calibrations(report: Report) -> tuple[list[Figure], list[Table]]:
+    """Return how often what is predicted comes true."""
+    found = {
+        setting: curve
+        for setting, own in report.by_setting()
+        if (curve := calibration([report.captures[run] for run in own.index]))
+    }
+    if not found:
+        return [], []
+    curves = [curve.assign(setting=name) for name, (curve, *_) in found.items()]
+    chart = line_chart(
+        pd.concat(curves).round(4),
+        report.look,
+        "Calibration",
+        Axis("predicted probability", (-0.03, 1.03)),
+        Axis("share that came true", (-0.03, 1.03)),
+        points=True,
+        reference=[(0.0, 0.0), (1.0, 1.0)],
+    )
+    table = calibration_table(
+        {n: (error, rows) for n, (_, error, rows) in found.items()}
+    )
+    return [Figure("calibration", chart, "Dotted: well calibrated")], [table]
+
+
 def calibration(captures: Sequence[Arrays]) -> tuple[pd.DataFrame, float, int] | None:
     """Return the reliability curve, the ACE and the number of test rows."""
-    found = [a for a in captures if kept.PREDICTION in a and has_classes(a)]
+    found = [a for a in captures if kept.PREDICTION in a and _has_classes(a)]
     if not found:
         return None
     predictions = np.concatenate([a[kept.PREDICTION] for a in found]).astype(np.float64)

@@ -7,47 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import altair as alt
 import pandas as pd
 
 # Okabe and Ito's palette for all kinds of colour vision; yellow is lost on paper.
-COLOURS = {
-    "ink": "#1a1a1a",
-    "soft": "#5b5b5b",
-    "grid": "#dddddd",
-    "paper": "#ffffff",
-    "s0": "#1a1a1a",
-    "s1": "#0072b2",
-    "s2": "#d55e00",
-    "s3": "#009e73",
-    "s4": "#cc79a7",
-    "s5": "#e69f00",
-    "s6": "#56b4e9",
-}
-DARK = COLOURS | {
-    "ink": "#ececec",
-    "soft": "#a8a8a8",
-    "grid": "#3a3a3a",
-    "paper": "#191919",
-    "s0": "#ececec",
-    "s1": "#4aa3df",
-    "s2": "#ff8433",
-    "s3": "#1fc795",
-    "s6": "#9fd8ff",
-}
-SERIES = [name for name in COLOURS if name[1:].isdigit()]
-SHAPES = (
-    *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"),
-    "triangle-right",
-)
+SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
+_NAMES = ("ink", "soft", "grid", "paper", *SERIES)
+_LIGHT = "#1a1a1a #5b5b5b #dddddd #ffffff"
+_LIGHT += " #1a1a1a #0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9"
+_DARK = "#ececec #a8a8a8 #3a3a3a #191919"
+_DARK += " #ececec #4aa3df #ff8433 #1fc795 #cc79a7 #e69f00 #9fd8ff"
+COLOURS = dict(zip(_NAMES, _LIGHT.split(), strict=True))
+DARK = dict(zip(_NAMES, _DARK.split(), strict=True))
+SHAPES: tuple[str, ...] = ("circle", "square", "triangle-up", "diamond", "cross")
+SHAPES += ("triangle-down", "triangle-right")
 DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2, 2])
 FONT = "system-ui, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 _DOTTED = [2, 2]
+_LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2, "symbolLimit": 200}
+_LEGEND |= {"labelLimit": 140}
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
+Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, with what the page's filters know it by."""
+
+    name: str
+    chart: alt.Chart | alt.LayerChart
+    caption: str
+    setting: str = ""
+    attack: str = ""
+    party: str = ""
 
 
 def css(name: str) -> str:
@@ -100,18 +96,21 @@ class Look:
         """Return the looks of some of the values."""
         chosen = set(names)
         kept = [n for n, name in enumerate(self.names) if name in chosen]
-        columns = (self.names, self.colours, self.shapes)
-        return Look(self.field, *([column[n] for n in kept] for column in columns))
+        return Look(
+            self.field,
+            [self.names[n] for n in kept],
+            [self.colours[n] for n in kept],
+            [self.shapes[n] for n in kept],
+        )
 
-    def colour(self, field: str = "", **legend: Any) -> alt.Color:
+    def colour(self, field: str = "", legend: Mapping[str, Any] = _LEGEND) -> alt.Color:
         """Return the colour channel; all layers of a chart need the same legend."""
         values = [css(SERIES[n % len(SERIES)]) for n in self.colours]
-        shown = {"orient": "bottom", "columns": 2, "labelLimit": 140} | legend
         return alt.Color(
             f"{field or self.field}:N",
             title=None,
             scale=self._scale(values),
-            legend=alt.Legend(symbolLimit=200, **shown),
+            legend=alt.Legend(**{**_LEGEND, **legend}),
         )
 
     def shape(self) -> alt.Shape:
@@ -190,7 +189,7 @@ def line_chart(
 ) -> alt.LayerChart:
     """Return lines through x and y; `reference` is a dotted line behind them."""
     look = look.only(frame[look.field])
-    colour = look.colour() if points else look.colour(**_STROKES)
+    colour = look.colour() if points else look.colour(legend=_STROKES)
     base = _filtered(frame, look).encode(x=x.x(), y=y.y(), color=colour)
     layers: list[alt.Chart] = []
     if reference:
@@ -236,18 +235,17 @@ def scatter_chart(
 ) -> alt.Chart:
     """Return points of several classes."""
     told = [alt.Tooltip("class:N"), x.tooltip("x"), y.tooltip("y")]
+    colour, shown = look.colour(legend={"labelLimit": 85}), look.shown()
     marks = alt.Chart(frame).mark_point(filled=True, size=26, opacity=0.75, clip=True)
-    colour = look.colour(labelLimit=85)
-    chart = marks.encode(
+    points: alt.Chart = marks.encode(
         x=x.x(), y=y.y(), color=colour, shape=look.shape(), tooltip=told
     )
-    shown = look.shown()
-    chart = chart.transform_filter(shown).add_params(shown, _zoom())
-    return _sized(chart, title, 190)
+    points = points.transform_filter(shown).add_params(shown, _zoom())
+    return _sized(points, title, 190)
 
 
 def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
-    """Return a bar for each setting: its mean, and a line for the deviation."""
+    """Return a bar for the mean of each setting, and a line for the deviation."""
     names = alt.Y("setting:N", title=None, sort=list(look.names)).axis(
         domain=False,
         ticks=False,
@@ -257,20 +255,20 @@ def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
         labelOffset=-14,
         labelPadding=-2,
     )
-    told = [
-        alt.Tooltip("setting:N"),
-        alt.Tooltip("mean:Q", title=title, format=".4~g"),
-        alt.Tooltip("sd:Q", title="standard deviation", format=".3~g"),
-    ]
+    told = [alt.Tooltip("setting:N"), alt.Tooltip("mean(x):Q", title=title)]
+    told.append(alt.Tooltip("stdev(x):Q", title="standard deviation"))
+    told[1:] = [each.format(".4~g") for each in told[1:]]
     base = alt.Chart(frame).transform_filter(_UNHIDDEN).encode(y=names)
     bars = base.mark_bar(height=11).encode(
-        x=alt.X("mean:Q", title=title).axis(tickCount=5),
+        x=alt.X("mean(x):Q", title=title).axis(tickCount=5),
         color=look.colour().legend(None),
         tooltip=told,
     )
-    spread = base.mark_rule(strokeWidth=2, strokeDash=[1, 0], aria=False)
-    layered = alt.layer(bars, spread.encode(x="low:Q", x2="high:Q"))
-    return _sized(layered.add_params(_hidden()), title, alt.Step(34))
+    spread = base.mark_errorbar(
+        extent="stdev", color=css("soft"), thickness=2, rule={"strokeDash": [1, 0]}
+    ).encode(x=alt.X("x:Q", title=title))
+    layered = alt.LayerChart(layer=[bars, spread]).add_params(_hidden())
+    return _sized(layered, title, alt.Step(34))
 
 
 def _hidden() -> alt.Parameter:
@@ -286,23 +284,28 @@ def _filtered(frame: pd.DataFrame, look: Look) -> alt.Chart:
 
 
 def _points(base: alt.Chart) -> alt.Chart:
-    return base.mark_point(filled=True, size=80, opacity=1, clip=True, aria=False)
+    marks: alt.Chart = base.mark_point(
+        filled=True, size=80, opacity=1, clip=True, aria=False
+    )
+    return marks
 
 
 def _rings(base: alt.Chart, told: list[alt.Tooltip]) -> alt.Chart:
-    """Return rings around all points, of which the pointer shows the nearest."""
+    """Return invisible rings around all points; the pointer reveals one of them."""
     hover = alt.selection_point(
         name="hover", on="pointerover", clear="pointerout", empty=False
     )
     opacity = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
     marks = base.mark_point(size=260, filled=False, strokeWidth=2, clip=True)
-    return marks.encode(opacity=opacity, tooltip=told).add_params(hover)
+    rings: alt.Chart = marks.encode(opacity=opacity, tooltip=told).add_params(hover)
+    return rings
 
 
 def _finished(layers: list[alt.Chart], look: Look, title: str) -> alt.LayerChart:
     layers[-1] = layers[-1].add_params(_zoom(), look.shown())
-    return _sized(alt.layer(*layers).add_params(_hidden()), title, 250)
+    layered = alt.LayerChart(layer=layers).add_params(_hidden())
+    return _sized(layered, title, 250)
 
 
-def _sized(chart: Any, title: str, height: int | alt.Step) -> Any:
+def _sized(chart: Chart, title: str, height: int | alt.Step) -> Chart:
     return chart.properties(width="container", height=height, description=title)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from .charts import Look
 SEED, DEFENSE, PLAIN = "seed", "defense", "no defense"
 # Settings of the data; runs that differ in them are not compared.
 _DATA = ("dataset", "target", "limit", "label_party", "parties", "split", "label_share")
+_PARTIES = 4  # parties whose leakage over the steps is shown
 Document = Mapping[str, Any]
 
 
@@ -50,6 +51,11 @@ class Report:
     def settings(self) -> pd.DataFrame:
         """The first run of each setting."""
         return self.runs.drop_duplicates("setting").set_index("setting")
+
+    def by_setting(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each setting with its runs."""
+        for setting, own in self.runs.groupby("setting", sort=False):
+            yield str(setting), own
 
     @cached_property
     def look(self) -> Look:
@@ -92,6 +98,32 @@ class Report:
         rows = self.records[self.records["layer"] == ""]
         return rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
 
+    @property
+    def chance(self) -> float:
+        """The leak of an attack that guesses."""
+        return 0.0 if self.regression else 0.5
+
+    @property
+    def leak_name(self) -> str:
+        """What a leak is measured as."""
+        return "|ρ|" if self.regression else "leak AUC"
+
+    @property
+    def leakiest(self) -> list[str]:
+        """The parties and coalitions that learn most, in their own order."""
+        most = self.leaks.groupby("party", sort=False)["leak"].max()
+        return list(most.index[most.index.isin(most.nlargest(_PARTIES).index)])
+
+    @property
+    def varied(self) -> pd.Series[float] | None:
+        """The one label of the runs that takes three numbers or more."""
+        if self.study is None:
+            return None
+        labels = self.study.labels().drop(columns=SEED, errors="ignore")
+        values = labels.apply(pd.to_numeric, errors="coerce").dropna(axis=1)
+        values = values.loc[:, np.isfinite(values).all() & (values.nunique() > 2)]
+        return values.iloc[:, 0] if len(values.columns) == 1 else None
+
     @cached_property
     def largest_leaks(self) -> pd.DataFrame:
         """Leak to the party that learns most, by run and attack."""
@@ -109,6 +141,12 @@ def metric_name(metric: str) -> str:
     """Return the name of a metric for a reader."""
     words = metric.replace("_", " ").replace("auc", "AUC")
     return words.replace("pearson", "Pearson's ρ")
+
+
+def short_party(party: str) -> str:
+    """Return the name of a party or of a coalition, not too long."""
+    members = party.count("+") + 1
+    return party if members < 3 else f"coalition of {members}"
 
 
 def load_report(folder: Path) -> Report:

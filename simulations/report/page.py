@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import re
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,22 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from .charts import COLOURS, DARK, SERIES, theme, with_colours
-from .data import Report
-from .sections import Figure, Section, short_party
+from flower_vfl.simulations.results import write_whole
+
+from .captured import calibrations, embedding_figures, gradient_figures
+from .charts import COLOURS, DARK, SERIES, Figure, theme, with_colours
+from .data import Report, short_party
+from .figures import (
+    cost_figures,
+    leak_figures,
+    tradeoff_figures,
+    tradeoff_points,
+    utility_figures,
+    varied_figures,
+)
+from .tables import Table, area_table, paper_table, settings_tables, summary_table
+
+Section = tuple[list[Figure], list[Table]]
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _PICTURE_WIDTH = 480
@@ -26,9 +38,9 @@ _PICTURE_WIDTH = 480
 
 @cache
 def script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed, and the page's own script after them."""
-    bundle = vl_convert.javascript_bundle(vl_version=_vega_lite())
-    return f"{bundle}\n{(_TEMPLATES / 'report.js').read_text(encoding='utf-8')}"
+    """Return the page's script, with Vega, Vega-Lite and Vega-Embed in it."""
+    own = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    return vl_convert.javascript_bundle(own, _vega_lite())
 
 
 def _vega_lite() -> str:
@@ -36,17 +48,30 @@ def _vega_lite() -> str:
     return ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 
-def write_page(report: Report, sections: Sequence[Section], path: Path) -> None:
+def contents(report: Report) -> dict[str, Section]:
+    """Return figures and tables of each section, in the order of the page."""
+    found: dict[str, Section] = {"summary": ([], [summary_table(report)])}
+    if report.study is not None and "paper" in report.study.extra:
+        found["paper"] = [], [paper_table(report.study)]
+    if report.kind != "scale":
+        figures = tradeoff_figures(report)
+        tables = [area_table(tradeoff_points(report))] if figures else []
+        found["tradeoff"] = figures, tables
+    if report.varied is not None:
+        found["varied"] = varied_figures(report), []
+    return found | {
+        "leak": (leak_figures(report), []),
+        "utility": (utility_figures(report), []),
+        "gradients": (gradient_figures(report), []),
+        "embeddings": (embedding_figures(report), []),
+        "calibration": calibrations(report),
+        "cost": (cost_figures(report), []),
+        "settings": ([], settings_tables(report)),
+    }
+
+
+def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> None:
     """Write the page, whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(render(report, sections), encoding="utf-8")
-    part.replace(path)
-
-
-def render(report: Report, sections: Sequence[Section]) -> str:
-    """Return the page."""
-    # Whatever a run folder holds, only this script may run and nothing is fetched.
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -60,11 +85,11 @@ def render(report: Report, sections: Sequence[Section]) -> str:
         "numbers": lambda names: " ".join(str(places[name]) for name in names),
         "colour": lambda name: SERIES[report.look.colours[places[name]] % len(SERIES)],
     }
-    figures = [figure for section in sections for figure in section.figures]
-    return environment.get_template("report.html").render(
+    figures = [figure for own, _ in sections.values() for figure in own]
+    page = environment.get_template("report.html").render(
         report=report,
         sections=sections,
-        specs=[_spec(figure) for figure in figures],
+        charts=[_spec(figure) for figure in figures],
         attacks=list(dict.fromkeys(f.attack for f in figures if f.attack)),
         parties=list(dict.fromkeys(f.party for f in figures if f.party)),
         families=report.settings.groupby("family", sort=False).groups,
@@ -73,8 +98,10 @@ def render(report: Report, sections: Sequence[Section]) -> str:
         dark=DARK,
         script=Markup(script()),
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
-        digest=digest,
+        # Whatever a run folder holds, only this script may run and nothing is fetched.
+        digest=b64encode(sha256(script().encode()).digest()).decode(),
     )
+    write_whole(path, page.encode())
 
 
 def _spec(figure: Figure) -> dict[str, Any]:
@@ -84,12 +111,12 @@ def _spec(figure: Figure) -> dict[str, Any]:
     return spec
 
 
-def write_pictures(sections: Sequence[Section], folder: Path) -> None:
+def write_pictures(sections: Mapping[str, Section], folder: Path) -> None:
     """Write every chart as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     config = with_colours(theme(), COLOURS) | {"background": COLOURS["paper"]}
     used: set[str] = set()
-    for figure in (figure for section in sections for figure in section.figures):
+    for figure in (figure for figures, _ in sections.values() for figure in figures):
         name = re.sub(r"[^\w.@+-]+", "-", figure.name).strip("-.")[:100]
         name += f"-{len(used)}" if name in used else ""  # two coalitions of equal size
         used.add(name)

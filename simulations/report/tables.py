@@ -16,6 +16,7 @@ from flower_vfl.simulations.papers.reproduce import KIND, measured
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.study import Study
+from flower_vfl.simulations.studies.tradeoff import area
 
 from .data import PLAIN, Report, metric_name
 
@@ -32,7 +33,6 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     settings: Sequence[Sequence[str]] = ()
-    sortable: bool = False
     folded: bool = False
 
 
@@ -43,12 +43,9 @@ def number(value: float, digits: int = 3) -> Cell:
 
 def average(values: pd.Series[float]) -> Cell:
     """Return mean and, of several values, standard deviation as a cell."""
-    values = values.dropna()
-    if values.empty:
-        return "", None
-    mean = float(values.mean())
-    spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
-    return f"{mean:.3f}{spread}", mean
+    text, mean = number(float(values.mean()))
+    sd = float(values.std())
+    return (text if isnan(sd) else f"{text} ± {sd:.3f}"), mean
 
 
 def summary_table(report: Report) -> Table:
@@ -71,9 +68,9 @@ def summary_table(report: Report) -> Table:
     heads += ["worst", "best"] if several else []
     heads += [*columns, "ms per step", *(["time ratio"] if timed else [])]
     rows = []
-    for setting, own in runs.groupby("setting", sort=False):
+    for setting, own in report.by_setting():
         values = utility.reindex(own.index)
-        row: list[Cell] = [(str(setting), None), number(len(own), 0), average(values)]
+        row: list[Cell] = [(setting, None), number(len(own), 0), average(values)]
         row += [number(values.min()), number(values.max())] if several else []
         row += [average(found.reindex(own.index)) for found in columns.values()]
         row.append(number(times[setting], 2))
@@ -81,18 +78,26 @@ def summary_table(report: Report) -> Table:
             row.append(number(times[setting] / base.get(own["data"].iloc[0], nan), 2))
         rows.append(row)
     settings = [[name] for name in times.index]
-    return Table("Summary of all runs", heads, rows, settings, sortable=True)
+    return Table("Summary of all runs", heads, rows, settings)
 
 
-def calibration_table(found: Mapping[str, Sequence[Any]]) -> Table:
-    """Return the calibration error of each setting and the rows that it is of."""
-    rows = [
-        [(name, None), number(error), number(count, 0)]
-        for name, (error, count) in found.items()
-    ]
+def area_table(points: pd.DataFrame) -> Table:
+    """Return the area under the trade-off of each defense."""
+    rows = []
+    for name, own in points.groupby("curve", sort=False):
+        size = area(list(own[["x", "y"]].itertuples(index=False, name=None)))
+        rows.append((size, str(name), list(own["setting"])))
+    rows.sort(key=lambda row: -row[0])
+    cells = [[(n, None), number(size), number(len(own), 0)] for size, n, own in rows]
+    heads = ["defense", "area", "settings"]
+    return Table("Area under the curve", heads, cells, [own for *_, own in rows])
+
+
+def calibration_table(found: Mapping[str, tuple[float, int]]) -> Table:
+    """Return the calibration error of each setting, and of how many rows it is."""
+    rows = [[(n, None), number(error), number(c, 0)] for n, (error, c) in found.items()]
     heads = ["defense", "ACE", "rows"]
-    settings = [[name] for name in found]
-    return Table("Adaptive calibration error", heads, rows, settings, sortable=True)
+    return Table("Adaptive calibration error", heads, rows, [[n] for n in found])
 
 
 def paper_table(study: Study) -> Table:

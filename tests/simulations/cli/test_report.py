@@ -19,7 +19,7 @@ from flower_vfl.simulations.papers.reproduce import KIND
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
 from flower_vfl.simulations.report.charts import COLOURS, SERIES
 from flower_vfl.simulations.report.data import load_report
-from flower_vfl.simulations.report.sections import setting_section
+from flower_vfl.simulations.report.figures import varied_figures
 from flower_vfl.simulations.results import RUN, tables
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.run_metrics import largest_leaks
@@ -111,9 +111,8 @@ def test_along_a_setting(tmp_path: Path) -> None:
     run_study(tmp_path, "scale", "more parties", trials, bar=False)
     text, _ = read(write_report(tmp_path))
     assert "Along parties" in text
-    section = setting_section(load_report(tmp_path))
-    assert section is not None
-    assert [figure.caption for figure in section.figures] == [
+    figures = varied_figures(load_report(tmp_path))
+    assert [figure.caption for figure in figures] == [
         *("test AUC", "largest leak AUC, norm", "mean leak AUC, norm"),
         *(
             "largest leak AUC, mean",
@@ -122,7 +121,7 @@ def test_along_a_setting(tmp_path: Path) -> None:
             "kB per step",
         ),
     ]
-    for figure in section.figures:
+    for figure in figures:
         data = max(figure.chart.to_dict()["datasets"].values(), key=len)
         assert [row["x"] for row in data] == [1, 2, 4]
         assert [row["setting"] for row in data] == [f"parties={n}" for n in (1, 2, 4)]
@@ -151,8 +150,16 @@ def test_a_paper_stands_beside_ours(
 # --- what it draws ------------------------------------------------------------------
 
 
-def test_pictures(study_folder: Path) -> None:
-    write_report(study_folder, pictures=True)
+def test_pictures(
+    study_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("--json", "--pictures")
+    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder), *options)
+    paths = json.loads(out)
+    assert code == 0 and Path(paths["report"]).is_file()
+    assert len(paths["pictures"]) == 50
     pictures = study_folder / PICTURES_FOLDER
     vectors, rasters = sorted(pictures.glob("*.svg")), sorted(pictures.glob("*.png"))
     assert [p.stem for p in vectors] == [p.stem for p in rasters]
@@ -218,10 +225,6 @@ def test_command(
 ) -> None:
     code, out, _ = call(capsys, monkeypatch, "report", str(study_folder))
     assert code == 0 and out == f"{study_folder / 'report.html'}\n"
-    options = ("--json", "--pictures")
-    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder), *options)
-    paths = json.loads(out)
-    assert Path(paths["report"]).is_file() and len(paths["pictures"]) == 50
     code, _, err = call(capsys, monkeypatch, "report", str(study_folder / "runs"))
     assert code == 2 and "result.json" in err
 

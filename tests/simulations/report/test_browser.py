@@ -39,16 +39,16 @@ OUTSIDE = """
   }).map((node) => node.outerHTML.slice(0, 120));
 })
 """
-# Labels of one axis that lie on each other.
+# Labels of one axis that say the same or lie on each other.
 OVERLAPPING = """
 [...document.querySelectorAll(".role-axis-label")].flatMap((axis) => {
   const boxes = [...axis.querySelectorAll("text")]
     .filter((node) => node.getAttribute("opacity") !== "0" && node.textContent)
     .map((node) => [node.getBoundingClientRect(), node.textContent]);
-  return boxes.slice(1).filter(([box], place) => {
-    const before = boxes[place][0];
-    return box.left < before.right && before.left < box.right
-      && box.top < before.bottom && before.top < box.bottom;
+  return boxes.slice(1).filter(([box, text], place) => {
+    const [before, said] = boxes[place];
+    return said === text || (box.left < before.right && before.left < box.right
+      && box.top < before.bottom && before.top < box.bottom);
   }).map(([, text]) => text);
 })
 """

@@ -29,9 +29,7 @@ LINES = pd.DataFrame(
     {"setting": NAMES * 2, "x": [1, 1, 2, 2], "y": [0.5, 0.6, 0.7, 0.9]}
 )
 POINTS = LINES.assign(curve="marvell", first=NAMES[1], quality="", leaks="")
-BARS = pd.DataFrame(
-    {"setting": NAMES, "mean": [1.0, 2.0], "sd": [0.1, 0.2], "low": 1.0, "high": 2.0}
-)
+BARS = pd.DataFrame({"setting": NAMES * 2, "x": [1.0, 2.0, 1.5, 2.5]})
 CLASSES = LINES.rename(columns={"setting": "class"})
 X, Y = Axis("step", whole=True), Axis("leak AUC", (0.4, 1.0))
 CHARTS = {

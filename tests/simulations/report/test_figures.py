@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 
 from flower_vfl.simulations.report.captured import calibration
-from flower_vfl.simulations.report.sections import binned, short_party, stairs
+from flower_vfl.simulations.report.data import short_party
+from flower_vfl.simulations.report.figures import binned, stairs
 from flower_vfl.simulations.studies.tradeoff import area
 
 
 def test_stairs_by_hand() -> None:
     # (0.5, 0.6) is beaten by (0.6, 0.8)
     places = [(0.2, 0.9), (0.5, 0.6), (0.6, 0.8), (1.0, 0.1)]
-    found = stairs(pd.DataFrame(places, columns=["x", "y"]))
-    corners = list(found.itertuples(index=False, name=None))
+    found = stairs(pd.DataFrame(places, columns=["x", "y"]).assign(setting="a"))
+    corners = list(found[["x", "y"]].itertuples(index=False, name=None))
     assert corners == [(0.0, 0.9), (0.2, 0.9), (0.6, 0.8), (1.0, 0.1)]
     steps = np.diff(found["x"]) * found["y"].to_numpy()[1:]
     assert steps.sum() == pytest.approx(area(places))
