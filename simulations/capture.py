@@ -1,7 +1,6 @@
 """Rows of a run that are kept for pictures: gradients, embeddings, predictions.
 
-They lie beside their labels, so this is for simulations: all parties of the run live in
-this process.
+The file holds labels too, so this works only where all parties are in one process.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def check_capture(config: RunConfig, engine: str) -> None:
-    """Refuse to keep rows where that cannot work, before the training."""
+    """Raise an error before training if the run cannot keep rows."""
     if not config.capture:
         return
     if engine != "in-process":
@@ -54,12 +53,7 @@ def check_capture(config: RunConfig, engine: str) -> None:
 
 
 class CapturingGrid(WrappedGrid):
-    """A grid that remembers the newest gradient of each party, and embeddings.
-
-    Nothing that travels is changed, and no request is added while the run trains. The
-    last batch of an epoch may be a small remainder, whose gradients are larger where
-    the loss is an average; so the newest of the largest batches is kept.
-    """
+    """A grid that keeps the newest full gradient of each party, and embeddings."""
 
     def __init__(self, grid: InProcessGrid) -> None:
         super().__init__(grid)
@@ -99,7 +93,7 @@ class CapturingGrid(WrappedGrid):
                 self._embedded.setdefault(name, []).append(embedding.detach().cpu())
 
     def save(self, strategy: VerticalStrategy, config: RunConfig) -> None:
-        """Write what a trained run is to be remembered by, whole or not at all."""
+        """Write the kept rows of a trained run, whole or not at all."""
         label = next(p for p in self._parties().values() if isinstance(p, LabelParty))
         chosen = _Rows(label, config)
         arrays: Arrays = {
