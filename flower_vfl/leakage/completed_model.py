@@ -56,10 +56,7 @@ class CompletedModel(nn.Module):
 
 
 def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tensor:
-    """Return the rows whose labels the attacker is given, as many of each class.
-
-    Where the count is no multiple of the classes, the first classes get one more.
-    """
+    """Return the rows whose labels the attacker is given, as many of each class."""
     if count < classes:
         raise ConfigError(f"{count} auxiliary labels are too few for {classes} classes")
     order = torch.randperm(len(labels), generator=generator(seed, "auxiliary"))

@@ -11,12 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class LayerProbe:
-    """Keeps the gradient of every layer's output, once it is known.
-
-    A layer is a module with parameters of its own that returns one tensor; a second use
-    of the same module is a layer ``"name#2"``. Used around one forward pass; the
-    gradients are there after the backward pass.
-    """
+    """Keeps the gradient of every layer's output, once it is known."""
 
     def __init__(self, model: nn.Module) -> None:
         self._uses: list[str] = []

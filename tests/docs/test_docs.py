@@ -205,7 +205,7 @@ def test_a_broken_link_is_found() -> None:
     text = (
         "# A heading, with `code`\n[a](#a-heading-with-code) [b](#nothing) "
         "[c](README.md#install) [d](README.md#nothing) [e](nothing.md) "
-        "`flower_vfl/party.py` `flower_vfl/nothing.py`"
+        "`flower_vfl/parties/base.py` `flower_vfl/nothing.py`"
     )
     wrong = ["#nothing", "README.md#nothing", "nothing.md"]
     assert broken_links(text, ROOT, slugs_of(text)) == wrong

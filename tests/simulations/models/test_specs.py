@@ -80,7 +80,10 @@ def test_bad_config_strings(text: str, message: str) -> None:
         (lambda i: build_bottom("cnn:kernel=2", i, 4), "kernel must be odd"),
         (lambda i: build_bottom("cnn:channels=none", i, 4), "at least one convolution"),
         (lambda i: build_bottom("marvell-cnn", i, 4), "64×2×1 = 128 columns, not 4"),
-        (lambda i: build_bottom("marvell-cnn:hidden=3", i, 128), "cannot be combined with hidden"),
+        (
+            lambda i: build_bottom("marvell-cnn:hidden=3", i, 128),
+            "cannot be combined with hidden",
+        ),
         (lambda i: build_bottom("cnn", i, 0), "width of the cut layer"),
         (lambda i: ResNet20(i, 4, shortcut="C"), "shortcut must be 'A' or 'B'"),
         (lambda _: build_top("none", 4, 1), "'none'.*cut width must be 1, got 4"),
