@@ -133,7 +133,8 @@ class Noting(LabelParty):
         received = embeddings["passive-1"].detach()
         if epoch > len(self.seen):
             self.seen.append(torch.zeros(self.rows, received.shape[1]))
-        self.seen[epoch - 1][self.configured().training_batches(epoch)[index]] = received
+        rows = self.configured().training_batches(epoch)[index]
+        self.seen[epoch - 1][rows] = received
         return super().train_step(step, epoch, index, embeddings)
 
 

@@ -169,7 +169,8 @@ class PassiveParty(Party):
             check_finite(gradient, self.name, "the gradient it received", remedy, step)
             if self.optimizer is not None and output.requires_grad:
                 clear_gradients(self.optimizer)
-                output.backward(gradient.to(self.device))
+                gradient = gradient.to(self.device)
+                output.backward(gradient)  # type: ignore[no-untyped-call]
                 self.optimizer.step()
         if self.imputer.row_index is not None:
             self.imputer.commit()

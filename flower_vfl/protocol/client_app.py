@@ -277,13 +277,9 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
     wants_labels = bool(content.config.get("labels", False))
     if wants_labels and not party.trust_server:
         raise untrusted(party.name, "labels", content.step)
-    result = party.train_step(
-        content.step,
-        content.epoch,
-        content.index,
-        content.tensors(),
-        late=bool(content.config.get("late", False)),
-    )
+    at = content.step, content.epoch, content.index
+    late = {"late": True} if content.config.get("late") else {}
+    result = party.train_step(*at, content.tensors(), **late)
     return Content(
         arrays={name: TensorArray(g) for name, g in result.gradients.items()},
         metrics={**result.metrics, "loss": result.loss, "rows": float(result.rows)},
