@@ -286,43 +286,6 @@ class LeakageMeter:
         }
 
 
-def random_baseline(
-    gradient: Tensor,
-    labels: Tensor,
-    attacks: Sequence[str],
-    generator: torch.Generator,
-    task: Task = "binary",
-) -> dict[str, float]:
-    """Return what attacks find in random gradients of the same shape.
-
-    About 0.5 for an attack that learns nothing from the rows it scores; more for the
-    mean and the median attack without ``held_out``, the more so the wider the gradient.
-
-    Parameters
-    ----------
-    gradient : Tensor
-        Decides shape and device.
-    labels : Tensor
-        One label per row.
-    attacks : Sequence[str]
-        Names of `SCORE_ATTACKS`, perhaps with parameters.
-    generator : torch.Generator
-        Where the random gradients come from.
-    task : {"binary", "multiclass", "regression"} (default: "binary")
-        What the labels are.
-
-    Examples
-    --------
-    >>> labels = torch.arange(1000) % 2
-    >>> stream = torch.Generator().manual_seed(0)
-    >>> found = random_baseline(torch.zeros(1000, 64), labels, ("norm", "mean"), stream)
-    >>> 0.45 < found["norm"] < 0.55, found["mean"] > 0.6
-    (True, True)
-    """
-    meter = LeakageMeter(attacks, task)
-    return meter.measure("random", _random_like(gradient, generator), labels, 0)
-
-
 def _random_like(gradient: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(gradient.shape, generator=generator, device=generator.device)
     return noise.to(gradient.device)

@@ -11,7 +11,7 @@ import torch
 from meter_cases import FOUR, case
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.attacks import LeakageMeter, random_baseline
+from flower_vfl.leakage.attacks import LeakageMeter
 
 
 def test_one_class_is_skipped_and_counted() -> None:
@@ -122,9 +122,13 @@ def test_all_at_once() -> None:
 
 def mean_of(attacks: tuple[str, ...], rows: int, width: int) -> dict[str, float]:
     """Return the mean baseline of some draws."""
-    gradient, labels = torch.zeros(rows, width), torch.arange(rows) % 2
-    stream = torch.Generator().manual_seed(0)
-    found = [random_baseline(gradient, labels, attacks, stream) for _ in range(40)]
+    labels, stream = torch.arange(rows) % 2, torch.Generator().manual_seed(0)
+    found = [
+        LeakageMeter(attacks).measure(
+            "random", torch.randn(rows, width, generator=stream), labels, 0
+        )
+        for _ in range(40)
+    ]
     return {name: float(np.mean([f[name] for f in found])) for name in attacks}
 
 

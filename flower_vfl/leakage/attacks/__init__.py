@@ -11,7 +11,7 @@ from flower_vfl.leakage.completion import (
     ModelCompletion,
     summarise_completion,
 )
-from flower_vfl.leakage.meter import LeakageMeter, random_baseline
+from flower_vfl.leakage.meter import LeakageMeter
 from flower_vfl.metrics import adaptive_calibration_error
 
 from .cosine import cosine_attack
@@ -46,7 +46,6 @@ __all__ = [
     "membership_aucs",
     "norm_attack",
     "pearson_rho",
-    "random_baseline",
     "roc_auc",
     "spectral_attack",
     "summarise",
