@@ -51,7 +51,7 @@ from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import node_name
 from flower_vfl.simulations.app import make_strategy
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.simulations.nodes import label_at, passive_at
 from flower_vfl.strategies.defenses.geno import LARGEST_NORM, Geno, gradient_norm
 from flower_vfl.strategies.defenses.no_defense import NoDefense

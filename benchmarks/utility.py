@@ -22,7 +22,7 @@ from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.randomness import RandomState, derive_seed, generator
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.simulations.parties import load_rows, make_label, make_passive
 
 TARGETS = {

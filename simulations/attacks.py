@@ -21,7 +21,7 @@ from flower_vfl.leakage.settings import Leakage, Membership
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.schedule import TEST, TRAIN
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.specs import build_from_spec, parse_spec
 
 from .config import RunConfig

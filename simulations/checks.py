@@ -14,7 +14,7 @@ from flower_vfl.leakage.attacks.registry import (
     fits,
 )
 from flower_vfl.objectives import Task
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import build_defense

@@ -67,8 +67,8 @@ class Setup:
     Examples
     --------
     >>> setup = Setup(RunConfig(top="linear"), "binary", 2, joined=16, own=None)
-    >>> setup.top().out_width
-    1
+    >>> setup.top()
+    Linear(in_features=16, out_features=1, bias=True)
     """
 
     config: RunConfig

@@ -18,7 +18,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
 from flower_vfl.simulations.datasets.absence import absent_rows, place
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
 

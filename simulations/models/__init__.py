@@ -2,11 +2,10 @@
 
 from .cnn import CNN
 from .layers import ACTIVATIONS, BottomModel
-from .mlp import MLP
+from .mlp import MLP, WideDeep
 from .registry import BOTTOM_MODELS, TOP_MODELS, build_bottom, build_top
 from .resnet import ResNet20
 from .top import MLPTop
-from .wide_deep import WideDeep
 
 __all__ = [
     "ACTIVATIONS",

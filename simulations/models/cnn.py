@@ -112,24 +112,19 @@ class CNN(BottomModel):
         )
         self.features = nn.Sequential(*layers, nn.Flatten())
         flat = maps * height * breadth
-        head = dense_layers(flat, hidden, activation, dropout, batch_norm)
-        if linear:
-            head.append(nn.Linear(hidden[-1] if hidden else flat, width))
-        elif hidden:
+        if hidden and not linear:
             raise ConfigError("linear=false cannot be combined with hidden layers")
-        elif width != flat:
+        if width != flat and not linear:
             raise ConfigError(
                 f"without a linear layer an image of {spec.image} gives a cut layer "
                 f"of {maps}×{height}×{breadth} = {flat} columns, not {width}; set the "
                 f"width to {flat} or linear=true"
             )
-        self.head = nn.Sequential(*head, activation_layer(final))
-        self._first = 2 if batch_norm else 1
-
-    @property
-    def first_layer(self) -> nn.Module:
-        """The activation of the first convolution, before its pooling."""
-        return self.features[self._first]
+        cut = width if linear else None
+        self.head = nn.Sequential(
+            *dense_layers(flat, hidden, cut, activation, dropout, batch_norm),
+            activation_layer(final),
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the cut layer (B, width)."""

@@ -30,11 +30,12 @@ def activation_layer(name: str) -> nn.Module:
 def dense_layers(
     in_width: int,
     hidden: Sequence[int],
+    out_width: int | None,
     activation: str = "relu",
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> list[nn.Module]:
-    """Return hidden layers, each linear, batch norm, activation and dropout."""
+    """Return hidden layers, then a linear layer unless its width is None."""
     if not 0.0 <= dropout < 1.0:
         raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}")
     positive("hidden", *hidden)
@@ -47,7 +48,7 @@ def dense_layers(
         if dropout > 0.0:
             layers.append(nn.Dropout(dropout))
         in_width = units
-    return layers
+    return layers if out_width is None else [*layers, nn.Linear(in_width, out_width)]
 
 
 def positive(what: str, *values: int) -> None:
@@ -103,20 +104,6 @@ class TableEncoder(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
-class ImageEncoder(nn.Module):
-    """Flattens the normalised pixels of an image."""
-
-    def __init__(self, spec: InputSpec) -> None:
-        super().__init__()
-        assert spec.image is not None
-        channels, height, width = spec.image
-        self.width = channels * height * width
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the pixels (B, width), between -1 and 1."""
-        return normalise_image(image).flatten(1)
-
-
 def input_kind(spec: InputSpec) -> str:
     """Return ``"image"`` or ``"table"``."""
     return "table" if spec.image is None else "image"
@@ -160,14 +147,6 @@ class BottomModel(nn.Module, ABC):
         positive("the width of the cut layer", width)
         self.spec = spec
         self.width = width
-
-    @property
-    @abstractmethod
-    def first_layer(self) -> nn.Module:
-        """The module whose output is the first layer's activation.
-
-        Marvell also measures leakage there.
-        """
 
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor:

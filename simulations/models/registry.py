@@ -1,18 +1,21 @@
-"""Models by name."""
+"""Models and optimizers by name."""
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
+from torch import nn
+
 from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
 from .cnn import CNN
 from .layers import BottomModel, input_kind
-from .mlp import MLP
+from .mlp import MLP, WideDeep
 from .resnet import ResNet20
-from .top import CNNTop, IdentityTop, LinearTop, MLPTop, TopModel
-from .wide_deep import WideDeep
+from .top import MLPTop, cnn_top, identity_top, linear_top
 
 # A name with a paper in front is that paper's model with its parameters as defaults;
 # the width beside it is the paper's cut layer, which the caller chooses.
@@ -39,13 +42,13 @@ BOTTOM_MODELS: dict[str, Callable[..., BottomModel]] = {
     "ladsg-fcnn4": partial(MLP, hidden=(64, 64, 64)),
 }
 
-TOP_MODELS: dict[str, Callable[..., TopModel]] = {
-    "none": IdentityTop,
-    "linear": LinearTop,
+TOP_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "none": identity_top,
+    "linear": linear_top,
     "mlp": MLPTop,
     # Marvell, A.6.2: what follows the cut layer, except for the wide part
     "marvell-deep": partial(MLPTop, hidden=(128, 128, 128)),
-    "marvell-cnn": CNNTop,
+    "marvell-cnn": cnn_top,
     # FLORIST: the last two layers of the deep part
     "florist-deep": partial(MLPTop, hidden=(128, 128)),
     # LADSG, table 2; the 64 units are ours
@@ -94,7 +97,7 @@ def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
     return build_from_spec("bottom model", text, BOTTOM_MODELS, spec, width)
 
 
-def build_top(text: str, in_width: int, out_width: int) -> TopModel:
+def build_top(text: str, in_width: int, out_width: int) -> nn.Module:
     """Build the label party's top model.
 
     Parameters
@@ -108,8 +111,8 @@ def build_top(text: str, in_width: int, out_width: int) -> TopModel:
 
     Examples
     --------
-    >>> build_top("mlp:hidden=32", in_width=16, out_width=1).out_width
-    1
+    >>> build_top("mlp:hidden=32", in_width=16, out_width=1)[-1]
+    Linear(in_features=32, out_features=1, bias=True)
     """
     return build_from_spec("top model", text, TOP_MODELS, in_width, out_width)
 
@@ -119,3 +122,41 @@ def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
     built = model.func if isinstance(model, partial) else model
     assert isinstance(built, type) and issubclass(built, BottomModel)
     return built.takes
+
+
+def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> OptimizerFactory:
+    """Return a factory of Adam."""
+    return partial(torch.optim.Adam, lr=lr, weight_decay=weight_decay)
+
+
+def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> OptimizerFactory:
+    """Return a factory of AdamW."""
+    return partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
+
+
+def sgd(
+    lr: float = 0.01,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> OptimizerFactory:
+    """Return a factory of SGD."""
+    return partial(
+        torch.optim.SGD,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., OptimizerFactory]] = {
+    "adam": adam,
+    "adamw": adamw,
+    "sgd": sgd,
+}
+
+
+def build_optimizer(text: str) -> OptimizerFactory:
+    """Return an optimizer factory for a config string."""
+    return build_from_spec("optimizer", text, OPTIMIZERS)

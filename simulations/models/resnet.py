@@ -124,11 +124,6 @@ class ResNet20(BottomModel):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
-    @property
-    def first_layer(self) -> nn.Module:
-        """The activation of the first convolution."""
-        return self.stem[2]
-
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the cut layer (B, width)."""
         (image,) = inputs

@@ -2,54 +2,30 @@
 
 from math import prod
 
-from torch import Tensor, nn
+from torch import nn
 
 from flower_vfl.errors import ConfigError
 
 from .cnn import conv_layers
-from .layers import dense_layers, positive
+from .layers import dense_layers
 
 
-class TopModel(nn.Module):
-    """The label party's model; returns logits (B, out_width)."""
-
-    layers: nn.Module
-
-    def __init__(self, in_width: int, out_width: int) -> None:
-        super().__init__()
-        positive("in_width", in_width)
-        positive("out_width", out_width)
-        self.in_width = in_width
-        self.out_width = out_width
-
-    def forward(self, cut: Tensor) -> Tensor:
-        """Return the logits (B, out_width)."""
-        logits: Tensor = self.layers(cut)
-        return logits
+def identity_top(in_width: int, out_width: int) -> nn.Module:
+    """Return no layers: the parties' summed outputs are the logits."""
+    if in_width != out_width:
+        raise ConfigError(
+            f"without a top model the summed cut layers are the logits: the cut width "
+            f"must be {out_width}, got {in_width}"
+        )
+    return nn.Identity()
 
 
-class IdentityTop(TopModel):
-    """No layers: the parties' summed outputs are the logits."""
-
-    def __init__(self, in_width: int, out_width: int) -> None:
-        super().__init__(in_width, out_width)
-        if in_width != out_width:
-            raise ConfigError(
-                f"without a top model the summed cut layers are the logits: the cut "
-                f"width must be {out_width}, got {in_width}"
-            )
-        self.layers = nn.Identity()
+def linear_top(in_width: int, out_width: int) -> nn.Module:
+    """Return one linear layer."""
+    return nn.Linear(in_width, out_width)
 
 
-class LinearTop(TopModel):
-    """One linear layer."""
-
-    def __init__(self, in_width: int, out_width: int) -> None:
-        super().__init__(in_width, out_width)
-        self.layers = nn.Linear(in_width, out_width)
-
-
-class MLPTop(TopModel):
+class MLPTop(nn.Sequential):
     """Hidden layers, then a linear layer.
 
     Parameters
@@ -83,40 +59,33 @@ class MLPTop(TopModel):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(in_width, out_width)
-        self.layers = nn.Sequential(
-            *dense_layers(in_width, hidden, activation, dropout, batch_norm),
-            nn.Linear(hidden[-1] if hidden else in_width, out_width),
+        layers = dense_layers(
+            in_width, hidden, out_width, activation, dropout, batch_norm
         )
+        super().__init__(*layers)
 
 
-class CNNTop(TopModel):
+def cnn_top(
+    in_width: int,
+    out_width: int,
+    shape: tuple[int, int, int] = (64, 5, 5),
+    channels: tuple[int, ...] = (64, 64),
+    hidden: tuple[int, ...] = (64,),
+) -> nn.Module:
     """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022), ISIC.
 
     https://arxiv.org/abs/2102.08504, appendix A.6.2: the layers after the cut of
     ``marvell-cnn``, two convolutions, a hidden layer and the logit.
     """
-
-    def __init__(
-        self,
-        in_width: int,
-        out_width: int,
-        shape: tuple[int, int, int] = (64, 5, 5),
-        channels: tuple[int, ...] = (64, 64),
-        hidden: tuple[int, ...] = (64,),
-    ) -> None:
-        super().__init__(in_width, out_width)
-        if in_width != prod(shape):
-            raise ConfigError(
-                f"maps of shape {shape} have {prod(shape)} columns at the cut layer, "
-                f"but {in_width} come in; set shape=channels+height+width"
-            )
-        convolutions, out_shape = conv_layers(shape, channels)
-        flat = prod(out_shape)
-        self.layers = nn.Sequential(
-            nn.Unflatten(1, shape),
-            *convolutions,
-            nn.Flatten(),
-            *dense_layers(flat, hidden),
-            nn.Linear(hidden[-1] if hidden else flat, out_width),
+    if in_width != prod(shape):
+        raise ConfigError(
+            f"maps of shape {shape} have {prod(shape)} columns at the cut layer, but "
+            f"{in_width} come in; set shape=channels+height+width"
         )
+    convolutions, out_shape = conv_layers(shape, channels)
+    return nn.Sequential(
+        nn.Unflatten(1, shape),
+        *convolutions,
+        nn.Flatten(),
+        *dense_layers(prod(out_shape), hidden, out_width),
+    )

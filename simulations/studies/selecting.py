@@ -22,7 +22,7 @@ from flower_vfl.parties.base import as_tensors
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models import build_bottom
-from flower_vfl.simulations.models.optimizers import build_optimizer
+from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.simulations.objectives import objective_for
 from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.specs import parse_spec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from model_cases import CATEGORICAL, MIXED, NUMERIC, count, make_inputs
-from torch import Tensor, nn
+from torch import nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets.types import InputSpec
@@ -176,7 +176,7 @@ def test_wide_and_deep_parts_are_summed_before_the_final_activation() -> None:
     torch.manual_seed(0)
     model = WideDeep(MIXED, 4, final="tanh")
     inputs = make_inputs(MIXED)
-    assert model.wide is not None and model.wide_encoder is not None
+    assert model.wide_encoder is not None
     deep = model.deep(model.deep_encoder(*inputs))
     wide = model.wide(model.wide_encoder(*inputs))
     torch.testing.assert_close(model(*inputs), torch.tanh(deep + wide))
@@ -208,7 +208,7 @@ def test_images_are_normalised_to_plus_minus_one() -> None:
     model = MLP(InputSpec(image=(1, 1, 3)), 1)
     pixels = torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8)
     expected = torch.tensor([[-1.0, 1.0, -0.6]])
-    torch.testing.assert_close(model.encoder(pixels), expected)
+    torch.testing.assert_close(model(pixels), model.layers(expected))
     with pytest.raises(ConfigError, match="uint8"):
         model(pixels.float())
 
@@ -219,33 +219,6 @@ def test_dropout_only_while_training() -> None:
     assert not torch.equal(model(*inputs), model(*inputs))
     model.eval()
     assert torch.equal(model(*inputs), model(*inputs))
-
-
-@pytest.mark.parametrize(
-    ("text", "spec", "shape"),
-    [
-        ("mlp:hidden=7+3,batch_norm=true,dropout=0.1", NUMERIC, (6, 7)),
-        ("mlp:hidden=none", NUMERIC, (6, 5)),
-        ("wide-deep:hidden=9", MIXED, (6, 9)),
-        ("wide-deep:hidden=none", MIXED, (6, 5)),
-        ("cnn", InputSpec(image=(3, 32, 16)), (6, 16, 32, 16)),
-        ("cnn:batch_norm=true", InputSpec(image=(3, 32, 16)), (6, 16, 32, 16)),
-        ("resnet20", InputSpec(image=(3, 32, 16)), (6, 16, 32, 16)),
-    ],
-)
-def test_first_layer_can_be_hooked(
-    text: str, spec: InputSpec, shape: tuple[int, ...]
-) -> None:
-    torch.manual_seed(0)
-    model = build_bottom(text, spec, 5)
-    seen: list[Tensor] = []
-    model.first_layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
-    cut = model(*make_inputs(spec))
-    assert [tuple(out.shape) for out in seen] == [shape]
-    (gradient,) = torch.autograd.grad(cut.square().sum(), seen)
-    assert gradient.any()
-    if "none" not in text:
-        assert (seen[0] >= 0).all()
 
 
 def test_wrong_number_of_inputs() -> None:
