@@ -116,7 +116,7 @@ def main() -> None:
         for cost, meter in zip(costs, meters, strict=True):
             started = time.perf_counter()
             for call in range(CALLS):
-                meter.measure_all(batch, labels, turn * CALLS + call)
+                meter.measure(batch, labels, turn * CALLS + call)
             if turn:  # the first turn warms up
                 cost.append((time.perf_counter() - started) / CALLS)
         if turn:

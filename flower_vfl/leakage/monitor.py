@@ -19,14 +19,13 @@ from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec
 
-from .meter import LeakageMeter
+from .meter import FLIPPED as FLIPPED
+from .meter import LEAK, LeakageMeter
 from .settings import Leakage as Leakage
 
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.
 FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
-LEAK, FLIPPED, LIMIT = "leak", "leak_flipped", "leak_limit"
-SUCCESS, MEMBERSHIP = "success", "membership"
-_RANDOM = "/random"  # how the meter marks random gradients of a party
+LIMIT, SUCCESS, MEMBERSHIP = "leak_limit", "success", "membership"
 
 
 class LeakageMonitor:
@@ -47,7 +46,7 @@ class LeakageMonitor:
                 "the direct attack reads one party's summed logits; measure it without "
                 "layers and coalitions"
             )
-        self.meter = LeakageMeter(attacks, task, settings.baseline, keep=False)
+        self.meter = LeakageMeter(attacks, task, settings.baseline)
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
         self._late: Future[list[Measurement]] | list[Measurement] = []
         self._worker: ThreadPoolExecutor | None = None
@@ -106,8 +105,7 @@ class LeakageMonitor:
             clean = {name: part[real] for name, part in clean.items()}
             labels = labels[real]
         together = self._coalitions(gradients)
-        pairs = self.meter.pairs(gradients, labels, step, clean, coalitions=together)
-        leaks = self._leaks(pairs, step)
+        leaks = self.meter.measure(gradients, labels, step, clean, "", together)
         found += leaks
         if self._reads_labels:
             for party, gradient in gradients.items():
@@ -125,24 +123,8 @@ class LeakageMonitor:
         found: list[Measurement] = []
         for layer, gradient in gradients.items():
             if gradient.ndim and len(gradient) == len(labels):
-                pairs = self.meter.pairs({party: gradient}, labels, step, layer=layer)
-                found += self._leaks(pairs, step, layer)
-        return found
-
-    def _leaks(
-        self,
-        pairs: Mapping[str, Mapping[str, tuple[float, float]]],
-        step: int,
-        layer: str = "",
-    ) -> list[Measurement]:
-        found = []
-        for name, values in pairs.items():
-            party = name.removesuffix(_RANDOM)
-            kind = "_random" if party != name else ""
-            for attack, (raw, flipped) in values.items():
-                at = (step, party, attack, layer)
-                found.append(Measurement(f"{LEAK}{kind}", raw, *at))
-                found.append(Measurement(f"{FLIPPED}{kind}", flipped, *at))
+                given = {party: gradient}
+                found += self.meter.measure(given, labels, step, layer=layer)
         return found
 
     def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:

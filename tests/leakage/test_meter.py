@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from meter_cases import ALL, FOUR, case
+from meter_cases import ALL, FOUR, case, leaks_of
+from records_cases import by_name
 from scipy.stats import pearsonr
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
@@ -47,26 +48,29 @@ def test_every_attack_on_several_parties() -> None:
         gradients[f"passive-{number}"] = (clean + 1e-3 * noise).double()
         cleans[f"passive-{number}"] = clean.double()
     _, labels = case(seed=1)
-    found = meter.measure_all(gradients, labels.float(), 1, cleans)
+    found = by_name(meter.measure(gradients, labels.float(), 1, cleans))
+    assert len(found) == 3 * len(ALL) * 2
     known = int((labels == 1).nonzero()[0, 0])
     rest = np.delete(np.arange(200), known)
     for party, gradient in gradients.items():
         scores = expected_scores(gradient, labels, cleans[party])
-        assert list(found[party]) == list(ALL)
         for name, score in scores.items():
             rows = rest if name == "cosine" else np.arange(200)
             auc = roc_auc_score(labels[rows], score[rows])
-            assert found[party][name] == pytest.approx(auc, abs=1e-12), name
-        alone = LeakageMeter(ALL).measure(
-            party, gradient, labels, 1, cleans[party], flipped=True
-        )
-        for name, value in found[party].items():
-            assert alone[name] == pytest.approx(max(value, 1 - value), abs=1e-12)
+            value = found[f"leak_{name}/{party}"]
+            assert value == pytest.approx(auc, abs=1e-12), name
+            flipped = found[f"leak_flipped_{name}/{party}"]
+            assert flipped == max(value, 1 - value)
+        alone = leaks_of(LeakageMeter(ALL), gradient, labels, 1, cleans[party])
+        assert list(alone) == list(ALL)
+        for name, value in alone.items():
+            expected = found[f"leak_{name}/{party}"]
+            assert value == pytest.approx(expected, abs=1e-12)
 
 
 def test_wide_gradients_in_single_precision() -> None:
     gradient, labels = case(rows=600, width=100, leak=0.1)
-    found = LeakageMeter(ALL).measure("a", gradient, labels, 1)
+    found = leaks_of(LeakageMeter(ALL), gradient, labels, 1)
     known = int((labels == 1).nonzero()[0, 0])
     rest = np.delete(np.arange(600), known)
     scores = expected_scores(gradient.double(), labels, gradient.double())
@@ -81,10 +85,10 @@ def test_scale_and_offset_do_not_matter(scale: float, offset: float) -> None:
     gradient, labels = case(rows=600, width=64)
     moved = (gradient / gradient.std() + offset) * scale
     attacks = ["mean", "median"] + ([] if offset else ["norm", "cosine"])
-    found = LeakageMeter(attacks).measure("a", moved, labels, 1)
+    found = leaks_of(LeakageMeter(attacks), moved, labels, 1)
     # What rounding did to the rows themselves is not the meter's to answer for.
     plain = moved.double() / scale - offset
-    expected = LeakageMeter(attacks).measure("a", plain, labels, 1)
+    expected = leaks_of(LeakageMeter(attacks), plain, labels, 1)
     for name in attacks:
         assert found[name] == pytest.approx(expected[name], abs=2e-4), name
 
@@ -93,8 +97,8 @@ def test_several_classes() -> None:
     gradient, labels = case(rows=300, width=5, classes=4, seed=2)
     gradient, names = gradient.double(), labels.numpy()
     meter = LeakageMeter(FOUR, task="multiclass")
-    found = meter.measure("a", gradient, labels, 1)
-    flipped = meter.measure("a", gradient, labels, 1, flipped=True)
+    found = leaks_of(meter, gradient, labels, 1)
+    flipped = leaks_of(meter, gradient, labels, 1, flipped=True)
     known = [int((labels == c).nonzero()[0, 0]) for c in range(4)]
     rest = np.delete(np.arange(300), known)
     scores = {
@@ -113,9 +117,9 @@ def test_several_classes() -> None:
 
 def test_a_batch_with_two_of_ten_classes() -> None:
     gradient, labels = case(rows=100, width=5, seed=3)
-    binary = LeakageMeter(("norm", "mean")).measure("a", gradient, labels, 1)
+    binary = leaks_of(LeakageMeter(("norm", "mean")), gradient, labels, 1)
     meter = LeakageMeter(("norm", "mean"), task="multiclass")
-    found = meter.measure("a", gradient, labels * 4 + 3, 1)
+    found = leaks_of(meter, gradient, labels * 4 + 3, 1)
     assert found["mean"] == pytest.approx(binary["mean"])
     assert found["norm"] == pytest.approx(binary["norm"])
 
@@ -126,18 +130,18 @@ def test_direct() -> None:
     share = torch.rand(50, 1, generator=stream)
     gradient = share - labels.unsqueeze(1)
     meter = LeakageMeter(("direct", "direct:hard=false"))
-    assert set(meter.measure("a", gradient, labels, 1).values()) == {1.0}
+    assert set(leaks_of(meter, gradient, labels, 1).values()) == {1.0}
     both = torch.cat([-gradient, gradient], dim=1)
-    assert set(meter.measure("a", both, labels, 2).values()) == {1.0}
+    assert set(leaks_of(meter, both, labels, 2).values()) == {1.0}
     labels = torch.randint(0, 7, (50,), generator=stream)
     shares = torch.softmax(torch.randn(50, 9, generator=stream), dim=1)
     gradient = shares - torch.nn.functional.one_hot(labels, 9)
     meter = LeakageMeter(("direct", "direct:hard=false"), task="multiclass")
-    assert meter.measure("a", gradient, labels, 1)["direct"] == pytest.approx(1.0)
+    assert leaks_of(meter, gradient, labels, 1)["direct"] == pytest.approx(1.0)
     with pytest.raises(PartyError, match="one per class; this one has 4"):
-        meter.measure("a", gradient[:, :4], labels, 2)
+        leaks_of(meter, gradient[:, :4], labels, 2)
     with pytest.raises(PartyError, match=r"'a', step 3.*columns 1 or 2"):
-        LeakageMeter(("direct",)).measure("a", gradient, labels % 2, 3)
+        leaks_of(LeakageMeter(("direct",)), gradient, labels % 2, 3)
 
 
 def test_regression() -> None:
@@ -146,16 +150,17 @@ def test_regression() -> None:
     gradient = torch.randn(120, 4, generator=stream, dtype=torch.float64)
     gradient[:, 2] -= 0.2 * labels
     meter = LeakageMeter(task="regression")
-    found = meter.measure("a", gradient, labels, 1)
+    found = leaks_of(meter, gradient, labels, 1)
     columns = [pearsonr(gradient[:, c], labels)[0] for c in range(4)]
     assert found["direct"] == pytest.approx(min(columns))
     norm = pearsonr(np.linalg.norm(gradient.numpy(), axis=1), labels)[0]
     assert found["norm"] == pytest.approx(norm)
     component = PCA(n_components=1).fit_transform(gradient.numpy())[:, 0]
     rho = abs(pearsonr(component, labels)[0])
-    assert meter.series("a", "spectral", flipped=True)[0] == (1, pytest.approx(rho))
-    assert meter.measure("a", gradient, torch.ones(120), 2) == {}
-    assert meter.measure("a", torch.zeros(120, 4), labels, 3) == {
+    flipped = leaks_of(meter, gradient, labels, flipped=True)
+    assert flipped["spectral"] == pytest.approx(rho)
+    assert leaks_of(meter, gradient, torch.ones(120), 2) == {}
+    assert leaks_of(meter, torch.zeros(120, 4), labels, 3) == {
         "norm": 0.0,
         "direct": 0.0,
         "spectral": 0.0,
@@ -168,7 +173,7 @@ def test_regression() -> None:
 def test_zeros_tell_nothing(width: int) -> None:
     _, labels = case()
     attacks = (*ALL, "mean:held_out=true")
-    found = LeakageMeter(attacks).measure("a", torch.zeros(200, width), labels, 1)
+    found = leaks_of(LeakageMeter(attacks), torch.zeros(200, width), labels, 1)
     assert found == dict.fromkeys(attacks, 0.5)
 
 
@@ -176,7 +181,7 @@ def test_the_known_gradient_is_not_zero() -> None:
     gradient, labels = case()
     first, second = (int(i) for i in (labels == 1).nonzero()[:2, 0])
     gradient[first] = 0.0
-    found = LeakageMeter(("cosine",)).measure("a", gradient.double(), labels, 1)
+    found = leaks_of(LeakageMeter(("cosine",)), gradient.double(), labels, 1)
     rest = np.delete(np.arange(200), second)
     score = cosine_attack(gradient.double(), gradient[second].double())
     auc = roc_auc_score(labels[rest], score[rest])
@@ -193,7 +198,7 @@ def test_halves_do_not_score_themselves() -> None:
     for half in (first, ~first):
         centers = [gradient[~half & (labels == c)].mean(dim=0) for c in (0, 1)]
         score[half] = mean_attack(gradient[half], centers=torch.stack(centers))
-    found = LeakageMeter(("mean:held_out=true",)).measure("a", gradient, labels, 1)
+    found = leaks_of(LeakageMeter(("mean:held_out=true",)), gradient, labels, 1)
     auc = roc_auc_score(labels, score)
     assert found["mean:held_out=true"] == pytest.approx(auc, abs=1e-12)
 
@@ -207,7 +212,7 @@ def test_a_sample_of_the_rows_for_the_medians() -> None:
         centers.append(np.median(gradient[rows[np.arange(30) * len(rows) // 30]], 0))
     score = median_attack(gradient, centers=torch.from_numpy(np.stack(centers)))
     attacks = ("median:sample=30", "median:sample=1000", "median")
-    found = LeakageMeter(attacks).measure("a", gradient, labels, 1)
+    found = leaks_of(LeakageMeter(attacks), gradient, labels, 1)
     auc = roc_auc_score(labels, score)
     assert found["median:sample=30"] == pytest.approx(auc, abs=1e-12)
     assert found["median:sample=1000"] == found["median"]
@@ -216,11 +221,9 @@ def test_a_sample_of_the_rows_for_the_medians() -> None:
 def test_medians_of_large_gradients_come_from_a_sample() -> None:
     attacks = ("median", "median:sample=none", "median:sample=127")
     gradient, labels = case(rows=700, width=94, leak=0.05)
-    few, every, sample = (
-        LeakageMeter(attacks).measure("a", gradient[:, :93], labels, 1).values()
-    )
+    few, every, sample = leaks_of(
+        LeakageMeter(attacks), gradient[:, :93], labels, 1
+    ).values()
     assert few == every != sample
-    few, every, sample = (
-        LeakageMeter(attacks).measure("a", gradient, labels, 1).values()
-    )
+    few, every, sample = leaks_of(LeakageMeter(attacks), gradient, labels, 1).values()
     assert few == sample != every

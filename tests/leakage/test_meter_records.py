@@ -1,43 +1,41 @@
-"""What the leakage meter keeps, skips and refuses, coalitions, random gradients."""
+"""What the leakage meter skips and refuses, coalitions, random gradients."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from meter_cases import FOUR, case
+from meter_cases import FOUR, case, leaks_of
+from records_cases import by_name
+from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.attacks import LeakageMeter
 
 
-def test_one_class_is_skipped_and_counted() -> None:
+def test_one_class_is_skipped() -> None:
     gradient, labels = case()
     meter = LeakageMeter(FOUR)
-    for step, same in enumerate((torch.zeros(200), torch.ones(200)), start=1):
-        assert meter.measure("a", gradient, same, step) == {}
-    meter.measure("a", gradient, labels, 3)
-    for name in FOUR:
-        assert meter.skipped("a", name) == 2
-        assert [step for step, _ in meter.series("a", name)] == [3]
+    for same in (torch.zeros(200), torch.ones(200)):
+        assert meter.measure({"a": gradient}, same, 1) == []
+    found = meter.measure({"a": gradient}, labels, 3)
+    assert {(each.step, each.party, each.layer) for each in found} == {(3, "a", "")}
+    assert [each.attack for each in found] == [a for a in FOUR for _ in range(2)]
+    assert [each.metric for each in found] == ["leak", "leak_flipped"] * 4
     # The cosine attack knows the only positive row: there is none left to find.
     one = torch.zeros(200)
     one[5] = 1
-    assert list(meter.measure("a", gradient, one, 4)) == ["norm", "mean", "median"]
-    assert meter.skipped("a", "cosine") == 3
+    assert list(leaks_of(meter, gradient, one, 4)) == ["norm", "mean", "median"]
 
 
 def test_an_auc_of_zero_counts() -> None:
     gradient = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
     labels = torch.tensor([1, 1, 0, 0])
     meter = LeakageMeter(("norm",))
-    assert meter.measure("a", gradient, labels, 1) == {"norm": 0.0}
-    assert meter.series("a", "norm") == [(1, 0.0)]
-    assert meter.series("a", "norm", flipped=True) == [(1, 1.0)]
-    assert meter.skipped("a", "norm") == 0
+    assert leaks_of(meter, gradient, labels, 1) == {"norm": 0.0}
+    assert leaks_of(meter, gradient, labels, flipped=True) == {"norm": 1.0}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -46,86 +44,58 @@ def test_what_is_not_finite_names_the_party(bad: float) -> None:
     broken = gradient.clone()
     broken[3, 1] = bad
     with pytest.raises(PartyError, match="party 'b', step 7: 1 numbers"):
-        LeakageMeter().measure_all({"a": gradient, "b": broken}, labels, 7)
+        LeakageMeter().measure({"a": gradient, "b": broken}, labels, 7)
     with pytest.raises(PartyError, match=r"party 'a', step 7.*of a binary task"):
-        LeakageMeter().measure("a", gradient, labels * 2, 7)
+        leaks_of(LeakageMeter(), gradient, labels * 2, 7)
     with pytest.raises(PartyError, match="199 labels for 200 rows"):
-        LeakageMeter().measure("a", gradient, labels[:-1], 7)
+        leaks_of(LeakageMeter(), gradient, labels[:-1], 7)
     with pytest.raises(
         PartyError, match=r"before the defense has the shape \(200, 5\)"
     ):
-        LeakageMeter().measure("a", gradient, labels, 7, gradient[:, :5])
-
-
-def test_summary_and_state(tmp_path: Path) -> None:
-    meter = LeakageMeter(("norm", "mean"))
-    values = []
-    for step in range(1, 21):
-        gradient, labels = case(seed=step)
-        values.append(meter.measure("a", gradient, labels, step)["norm"])
-        meter.measure("a", gradient[:, :2], labels, step, layer="first")
-    summary = meter.summary()["a"]["cut"]["norm"]
-    flipped = [max(v, 1 - v) for v in values]
-    assert summary == {
-        "mean": pytest.approx(np.mean(values)),
-        "last": values[-1],
-        "max": max(values),
-        "q95": pytest.approx(np.quantile(values, 0.95)),
-        "flipped_mean": pytest.approx(np.mean(flipped)),
-        "flipped_last": flipped[-1],
-        "flipped_max": max(flipped),
-        "flipped_q95": pytest.approx(np.quantile(flipped, 0.95)),
-        "batches": 20,
-        "skipped": 0,
-    }
-    torch.save(meter.state_dict(), tmp_path / "meter.pt")
-    other = LeakageMeter(("norm", "mean"))
-    other.load_state_dict(torch.load(tmp_path / "meter.pt", weights_only=True))
-    assert other.summary() == meter.summary()
-    assert set(other.summary()["a"]) == {"cut", "first"}
-    gradient, labels = case(seed=30)
-    other.measure("a", gradient, labels, 21)
-    assert len(other.series("a", "norm")) == 21
-    assert len(meter.series("a", "norm")) == 20
+        leaks_of(LeakageMeter(), gradient, labels, 7, gradient[:, :5])
 
 
 def test_a_coalition_sees_all_columns() -> None:
     gradient, labels = case(width=10)
     parts = {"a": gradient[:, :3], "b": gradient[:, 3:].reshape(200, 7, 1)}
     meter = LeakageMeter(FOUR)
-    found = meter.measure_coalition(parts, labels, 1, parts)
-    whole = LeakageMeter(FOUR).measure("a", gradient, labels, 1)
-    assert found == whole
-    assert list(meter.summary()) == ["a+b"]
-    assert meter.measure_coalition(parts, labels, 2) == whole
+    whole = leaks_of(LeakageMeter(FOUR), gradient, labels, 1)
+    for clean in (parts, None):
+        found = by_name(meter.measure(parts, labels, 1, clean, "", [["a", "b"]]))
+        for name, value in whole.items():
+            assert found[f"leak_{name}/a+b"] == pytest.approx(value, abs=1e-12)
     with pytest.raises(
         PartyError, match=r"'a\+b', step 3: its members' gradients have 200, 9 rows"
     ):
-        meter.measure_coalition({**parts, "b": gradient[:9]}, labels, 3)
+        given = {**parts, "b": gradient[:9]}
+        meter.measure(given, labels, 3, coalitions=[["a", "b"]])
 
 
 def test_all_at_once() -> None:
     gradient, labels = case(width=10)
     parts = {"a": gradient[:, :3], "b": gradient[:, 3:]}
     meter = LeakageMeter(FOUR, baseline=True)
-    found = meter.pairs(parts, labels, 1, parts, coalitions=[["b", "a"]])
-    names = ["a", "b", "b+a", "a/random", "b/random", "b+a/random"]
-    assert list(found) == list(meter.summary()) == names
-    whole = LeakageMeter(FOUR).measure("a", gradient, labels, 1)
-    for name, (raw, flipped) in found["b+a"].items():
-        assert raw == pytest.approx(whole[name], abs=1e-12)
-        assert flipped == max(raw, 1 - raw)
-    alone = LeakageMeter(FOUR, keep=False)
-    assert alone.measure_all(parts, labels, 1)["b"]["norm"] == found["b"]["norm"][0]
-    assert alone.summary() == {} and alone.series("b", "norm") == []
+    measured = meter.measure(parts, labels, 1, parts, "first", [["b", "a"]])
+    assert {each.layer for each in measured} == {"first"}
+    raws = [each for each in measured if each.metric in ("leak", "leak_random")]
+    assert [each.party for each in raws[::4]] == ["a", "b", "b+a"] * 2
+    assert [each.metric for each in raws] == ["leak"] * 12 + ["leak_random"] * 12
+    found = by_name(measured)
+    whole = leaks_of(LeakageMeter(FOUR), gradient, labels, 1)
+    for name, value in whole.items():
+        raw = found[f"leak_{name}@first/b+a"]
+        assert raw == pytest.approx(value, abs=1e-12)
+        assert found[f"leak_flipped_{name}@first/b+a"] == max(raw, 1 - raw)
+    alone = by_name(LeakageMeter(FOUR).measure(parts, labels, 1))
+    assert alone["leak_norm/b"] == found["leak_norm@first/b"]
 
 
 def mean_of(attacks: tuple[str, ...], rows: int, width: int) -> dict[str, float]:
     """Return the mean baseline of some draws."""
     labels, stream = torch.arange(rows) % 2, torch.Generator().manual_seed(0)
     found = [
-        LeakageMeter(attacks).measure(
-            "random", torch.randn(rows, width, generator=stream), labels, 0
+        leaks_of(
+            LeakageMeter(attacks), torch.randn(rows, width, generator=stream), labels
         )
         for _ in range(40)
     ]
@@ -150,14 +120,15 @@ def test_centers_of_the_scored_rows_find_a_leak_in_noise() -> None:
     assert abs(mean_of(("mean",), 200, 1)["mean"] - 0.5) < 0.05
 
 
-def test_the_baseline_is_a_series_of_its_own() -> None:
-    meter = LeakageMeter(("norm",), baseline=True, seed=3)
+def test_the_baseline_depends_on_the_seed_and_not_on_the_gradient() -> None:
     gradient, labels = case()
-    assert list(meter.measure_all({"a": gradient}, labels, 1)) == ["a"]
-    assert set(meter.summary()) == {"a", "a/random"}
-    again = LeakageMeter(("norm",), baseline=True, seed=3)
-    again.measure_all({"a": gradient * 2.0}, labels, 1)
-    assert again.series("a/random", "norm") == meter.series("a/random", "norm")
+
+    def baseline(seed: int, given: Tensor) -> float:
+        meter = LeakageMeter(("norm",), baseline=True, seed=seed)
+        return by_name(meter.measure({"a": given}, labels, 1))["leak_random_norm/a"]
+
+    assert baseline(3, gradient) == baseline(3, gradient * 2.0)
+    assert baseline(3, gradient) != baseline(4, gradient)
 
 
 def test_settings_that_cannot_work() -> None:
@@ -169,4 +140,4 @@ def test_settings_that_cannot_work() -> None:
         LeakageMeter(("median:sample=0",))
     with pytest.raises(ConfigError, match="unknown task"):
         LeakageMeter(task="ranking")  # type: ignore[arg-type]
-    assert LeakageMeter().measure_all({}, torch.zeros(3), 1) == {}
+    assert LeakageMeter().measure({}, torch.zeros(3), 1) == []

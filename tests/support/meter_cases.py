@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flower_vfl.leakage.attacks import LeakageMeter
+
 ALL = (
     "norm",
     "cosine",
@@ -27,6 +29,21 @@ def case(
     noise = torch.randn(rows, width, generator=stream)
     scale = 1.0 + 0.5 * labels.unsqueeze(1)
     return 1e-3 * (noise * scale + leak * centers[labels]), labels
+
+
+def leaks_of(
+    meter: LeakageMeter,
+    gradient: Tensor,
+    labels: Tensor,
+    step: int = 1,
+    clean: Tensor | None = None,
+    flipped: bool = False,
+) -> dict[str, float]:
+    """Return what each attack finds in the gradient of a party 'a'."""
+    cleans = None if clean is None else {"a": clean}
+    metric = "leak_flipped" if flipped else "leak"
+    found = meter.measure({"a": gradient}, labels, step, cleans)
+    return {each.attack: each.value for each in found if each.metric == metric}
 
 
 # Small ones are computed in double precision, wide ones in the precision they have.

@@ -94,6 +94,8 @@ def _checked(attack: ScoreAttack, rows: Tensor, known: Known) -> Tensor:
             f"{len(rows)} rows of {len(known.classes)} classes; return one score per "
             "row, or one column per class"
         )
+    if not math.isfinite(float(scores.sum())):
+        raise ConfigError("an attack returned scores that are missing or infinite")
     return scores
 
 
@@ -104,12 +106,11 @@ def leaks(
 
     The rows that an attack knows already do not count.
     """
-    known, every = scored[0][0], [score for _, scores in scored for score in scores]
-    if not all(math.isfinite(float(score.sum())) for score in every):
-        raise ConfigError("an attack returned scores that are missing or infinite")
+    known = scored[0][0]
     if known.constant:
         return [[(math.nan, math.nan)] * len(attacks) for _ in scored]
-    if known.task == "binary" and all(score.ndim == 1 for score in every):
+    flat = all(score.ndim == 1 for _, scores in scored for score in scores)
+    if known.task == "binary" and flat:
         return _binary_leaks(attacks, scored)
     return [
         [_leak(a, score, known) for a, score in zip(attacks, scores, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from meter_cases import case
+from meter_cases import case, leaks_of
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -44,7 +44,7 @@ def test_an_own_attack_is_a_function(register: Callable[[Any], None]) -> None:
     register(largest_entry)
     gradient, labels = case()
     meter = LeakageMeter(("own", "own:power=-1", "norm"))
-    found = meter.measure("a", gradient, labels, 1)
+    found = leaks_of(meter, gradient, labels, 1)
     score = gradient.abs().amax(dim=1)
     assert found["own"] == pytest.approx(roc_auc_score(labels, score))
     assert found["own:power=-1"] == pytest.approx(1.0 - found["own"])
@@ -62,7 +62,7 @@ def test_an_own_attack_has_a_column_per_class(register: Callable[[Any], None]) -
     gradient, labels = case(classes=3)
     labels = labels * 2 + 1  # 1, 3 and 5
     gradient = gradient.double()
-    found = LeakageMeter(("own",), "multiclass").measure("a", gradient, labels, 1)
+    found = leaks_of(LeakageMeter(("own",), "multiclass"), gradient, labels, 1)
     aucs = [
         roc_auc_score(labels == c, gradient @ gradient[labels == c].mean(dim=0))
         for c in (1, 3, 5)
@@ -82,7 +82,7 @@ def test_an_own_attack_may_be_a_class(register: Callable[[Any], None]) -> None:
 
     register(Column)
     gradient, labels = case()
-    found = LeakageMeter(("own:number=2",)).measure("a", gradient, labels, 1)
+    found = leaks_of(LeakageMeter(("own:number=2",)), gradient, labels, 1)
     rest = np.delete(np.arange(200), int(labels.nonzero()[0, 0]))
     expected = roc_auc_score(labels[rest], gradient[rest, 2])
     assert found["own:number=2"] == pytest.approx(expected)
@@ -106,7 +106,17 @@ def test_scores_that_cannot_be_ranked(
     register(lambda gradient, known: scores)
     gradient, labels = case()
     with pytest.raises(PartyError, match=f"party 'a', step 4.*{message}"):
-        LeakageMeter(("own",)).measure("a", gradient, labels, 4)
+        leaks_of(LeakageMeter(("own",)), gradient, labels, 4)
+
+
+def test_the_party_whose_scores_cannot_be_ranked_is_named(
+    register: Callable[[Any], None],
+) -> None:
+    register(lambda gradient, known: gradient[:, 0].log())
+    gradient, labels = case()
+    given = {"a": gradient.abs(), "b": -gradient.abs(), "c": gradient.abs()}
+    with pytest.raises(PartyError, match="party 'b', step 4"):
+        LeakageMeter(("own",)).measure(given, labels, 4)
 
 
 def test_other_types_of_scores(register: Callable[[Any], None]) -> None:
@@ -115,7 +125,7 @@ def test_other_types_of_scores(register: Callable[[Any], None]) -> None:
     expected = roc_auc_score(labels, chosen)
     for dtype in (torch.bool, torch.long, torch.float16, torch.bfloat16):
         register(lambda gradient, known, dtype=dtype: chosen.to(dtype))
-        found = LeakageMeter(("own", "norm")).measure("a", gradient, labels, 1)
+        found = leaks_of(LeakageMeter(("own", "norm")), gradient, labels, 1)
         assert found["own"] == pytest.approx(expected)
 
 
