@@ -15,12 +15,13 @@ Here the buffer is a tensor of its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from flower_vfl.errors import ConfigError
 
@@ -40,8 +41,18 @@ def amplification(
 class _Malicious(Optimizer, ABC):
     """An optimizer that scales its own steps up."""
 
+    def __init__(
+        self, params: ParamsT, gamma: float, max_ratio: float, **settings: Any
+    ) -> None:
+        settings |= {"gamma": gamma, "max_ratio": max_ratio}
+        for name, value in settings.items():
+            least = LEAST_RATIO if name == "max_ratio" else 0.0
+            if isinstance(value, float) and value < least:
+                raise ConfigError(f"{name} must be at least {least:g}, got {value}")
+        super().__init__(params, settings)
+
     @abstractmethod
-    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+    def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
         """Return what an honest optimizer would step along, and update its state.
 
         The tensor that is returned must not be one of the state.
@@ -56,37 +67,25 @@ class _Malicious(Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.grad.is_sparse:
-                    raise ConfigError(
-                        f"{type(self).__name__} cannot take sparse gradients; make the "
-                        "embedding with sparse=False"
-                    )
-                self._descend(p, group)
+                if p.grad is not None:
+                    self._descend(p, p.grad, group)
         return loss
 
-    def _descend(self, p: nn.Parameter, group: dict[str, Any]) -> None:
-        step = self.direction(p, group)
+    def _descend(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if gradient.is_sparse:
+            raise ConfigError(
+                f"{type(self).__name__} cannot take sparse gradients; make the "
+                "embedding with sparse=False"
+            )
+        if group["weight_decay"]:
+            gradient = gradient.add(p, alpha=group["weight_decay"])
         state = self.state[p]
-        previous = state.get("scaled")
-        if previous is not None:
-            ratio = amplification(step, previous, group["gamma"], group["max_ratio"])
-            step = step * ratio
+        step = self.direction(gradient, state, group)
+        if "scaled" in state:
+            previous, gamma = state["scaled"], group["gamma"]
+            step = step * amplification(step, previous, gamma, group["max_ratio"])
         state["scaled"] = step.clone()
         p.add_(step, alpha=-group["lr"])
-
-
-def _refuse_negative(**values: float) -> None:
-    for name, value in values.items():
-        if value < 0.0:
-            raise ConfigError(f"{name} must be at least 0, got {value}")
-
-
-def _check_scaling(gamma: float, max_ratio: float) -> None:
-    _refuse_negative(gamma=gamma)
-    if max_ratio < LEAST_RATIO:
-        raise ConfigError(f"max_ratio must be at least 1, got {max_ratio}")
 
 
 class MaliciousSGD(_Malicious):
@@ -94,7 +93,7 @@ class MaliciousSGD(_Malicious):
 
     Parameters
     ----------
-    params : Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+    params : ParamsT
         Parameters or groups of them.
     lr : float (default: 1e-3)
         Learning rate.
@@ -113,7 +112,7 @@ class MaliciousSGD(_Malicious):
 
     Examples
     --------
-    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
     >>> optimizer = MaliciousSGD([weight], lr=0.1, gamma=1.0)
     >>> for _ in range(2):
     ...     weight.grad = torch.tensor([1.0])
@@ -124,7 +123,7 @@ class MaliciousSGD(_Malicious):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: ParamsT,
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -133,37 +132,22 @@ class MaliciousSGD(_Malicious):
         gamma: float = 1.0,
         max_ratio: float = 5.0,
     ) -> None:
-        _refuse_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
-        _check_scaling(gamma, max_ratio)
         if nesterov and (momentum == 0.0 or dampening != 0.0):
             raise ConfigError("nesterov needs a momentum and no dampening")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "gamma": gamma,
-            "max_ratio": max_ratio,
-        }
-        super().__init__(params, defaults)
+        settings = {"lr": lr, "momentum": momentum, "dampening": dampening}
+        settings |= {"weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, gamma, max_ratio, **settings)
 
-    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
-        """Return the gradient with weight decay and momentum."""
-        assert p.grad is not None  # see step
-        gradient = p.grad
-        if group["weight_decay"]:
-            gradient = gradient.add(p, alpha=group["weight_decay"])
+    def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
+        """Return the gradient with momentum."""
         momentum = group["momentum"]
         if not momentum:
             return gradient
-        state = self.state[p]
-        buffer: Tensor | None = state.get("momentum_buffer")
-        if buffer is None:
-            buffer = gradient.clone()
-            state["momentum_buffer"] = buffer
-        else:
+        if "momentum_buffer" in state:
+            buffer: Tensor = state["momentum_buffer"]
             buffer.mul_(momentum).add_(gradient, alpha=1.0 - group["dampening"])
+        else:
+            buffer = state["momentum_buffer"] = gradient.clone()
         if group["nesterov"]:
             return gradient.add(buffer, alpha=momentum)
         return buffer.clone()
@@ -174,7 +158,7 @@ class MaliciousAdam(_Malicious):
 
     Parameters
     ----------
-    params : Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+    params : ParamsT
         Parameters or groups of them.
     lr : float (default: 1e-3)
         Learning rate.
@@ -191,7 +175,7 @@ class MaliciousAdam(_Malicious):
 
     Examples
     --------
-    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
     >>> optimizer = MaliciousAdam([weight], lr=0.1, gamma=1.0)
     >>> for _ in range(2):
     ...     weight.grad = torch.tensor([1.0])
@@ -202,7 +186,7 @@ class MaliciousAdam(_Malicious):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -210,38 +194,21 @@ class MaliciousAdam(_Malicious):
         gamma: float = 1.0,
         max_ratio: float = 5.0,
     ) -> None:
-        _refuse_negative(lr=lr, eps=eps, weight_decay=weight_decay)
-        _check_scaling(gamma, max_ratio)
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ConfigError(f"betas must be at least 0 and below 1, got {betas}")
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "gamma": gamma,
-            "max_ratio": max_ratio,
-        }
-        super().__init__(params, defaults)
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, gamma, max_ratio, **settings)
 
-    def direction(self, p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+    def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
         """Return the corrected mean gradient over the root of the mean square."""
-        assert p.grad is not None  # see step
-        gradient = p.grad
-        if group["weight_decay"]:
-            gradient = gradient.add(p, alpha=group["weight_decay"])
-        betas: tuple[float, float] = group["betas"]
-        first, second = betas
-        state = self.state[p]
+        first, second = group["betas"]
         if "step" not in state:
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(p)
-            state["exp_avg_sq"] = torch.zeros_like(p)
+            state["exp_avg"] = torch.zeros_like(gradient)
+            state["exp_avg_sq"] = torch.zeros_like(gradient)
         state["step"] += 1
-        mean: Tensor = state["exp_avg"]
-        square: Tensor = state["exp_avg_sq"]
-        mean.lerp_(gradient, 1.0 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-        count: int = state["step"]
-        root = (square / (1.0 - second**count)).sqrt_()
-        return mean / (1.0 - first**count) / root.add_(group["eps"])
+        mean: Tensor = state["exp_avg"].lerp_(gradient, 1.0 - first)
+        square: Tensor = state["exp_avg_sq"].mul_(second)
+        square.addcmul_(gradient, gradient, value=1.0 - second)
+        root = (square / (1.0 - second ** state["step"])).sqrt_()
+        return mean / (1.0 - first ** state["step"]) / root.add_(group["eps"])

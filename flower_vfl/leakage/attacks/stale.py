@@ -8,7 +8,6 @@ in the mean of what it saw, while the label stays where it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +15,13 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 
-from .known import BatchLabels, Known, attacker
+from .known import BatchLabels, attacker
 from .registry import attack_scores, build_attack, leaks
 from .rows import as_rows, finite_norms
 
 
 class StaleGradients:
-    """Collects gradients by example and attacks their means.
+    """Adds up gradients by example and attacks their means.
 
     Parameters
     ----------
@@ -33,6 +32,11 @@ class StaleGradients:
         while a model learns; this gives every epoch the same weight.
     task : {"binary", "multiclass", "regression"} (default: "binary")
         What the labels are.
+
+    Attributes
+    ----------
+    counts : Tensor
+        How often each example was seen.
 
     Examples
     --------
@@ -55,7 +59,7 @@ class StaleGradients:
         self.normalize = normalize
         self.task: Task = task
         self._sums: Tensor | None = None
-        self._counts = torch.zeros(rows, dtype=torch.int64)
+        self.counts = torch.zeros(rows, dtype=torch.int64)
 
     def add(self, index: Tensor, gradient: Tensor) -> None:
         """Collect one batch."""
@@ -68,65 +72,32 @@ class StaleGradients:
             scale = float(norms.double().square().mean().sqrt())
             batch = batch / scale if scale > 0.0 else batch
         if self._sums is None:
-            wide = gradient.dtype == torch.float64
-            self._sums = torch.zeros(
-                self.rows,
-                batch.shape[1],
-                dtype=torch.float64 if wide else torch.float32,
-                device=batch.device,
-            )
-            self._counts = self._counts.to(batch.device)
+            exact = gradient if gradient.dtype == torch.float64 else gradient.float()
+            self._sums = exact.new_zeros(self.rows, batch.shape[1])
+            self.counts = self.counts.to(batch.device)
         if batch.shape[1] != self._sums.shape[1]:
             raise ConfigError(
                 f"got {batch.shape[1]} columns, before it were {self._sums.shape[1]}"
             )
         self._sums.index_add_(0, index, batch.to(self._sums.dtype))
-        self._counts.index_add_(0, index, torch.ones_like(index))
-
-    @property
-    def counts(self) -> Tensor:
-        """How often each example was seen."""
-        return self._counts
+        self.counts.index_add_(0, index, torch.ones_like(index))
 
     def means(self) -> tuple[Tensor, Tensor]:
         """Return the examples that were seen, and the mean gradient of each."""
         if self._sums is None:
             raise ConfigError("no gradient was collected yet")
-        seen = self._counts.nonzero()[:, 0]
-        counts = self._counts[seen].unsqueeze(1)
-        return seen, self._sums.index_select(0, seen) / counts
-
-    def scores(self, attack: str, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples that were seen, and their scores."""
-        index, rows, known = self._known(labels)
-        if known.constant:
-            raise ConfigError("all examples that were seen have the same label")
-        return index, build_attack(attack, self.task)(rows, known)
+        seen = self.counts.nonzero()[:, 0]
+        return seen, self._sums[seen] / self.counts[seen].unsqueeze(1)
 
     def leak(
         self, attacks: Sequence[str], labels: Tensor, flipped: bool = False
     ) -> dict[str, float]:
         """Return what each attack finds in the mean gradients."""
-        _, rows, known = self._known(labels)
-        built = [build_attack(name, self.task) for name in attacks]
-        found = leaks(built, [(known, attack_scores(built, rows, known))])[0]
-        return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}
-
-    def _known(self, labels: Tensor) -> tuple[Tensor, Tensor, Known]:
         index, means = self.means()
         if len(labels) != self.rows:
             raise ConfigError(f"got {len(labels)} labels for {self.rows} examples")
         seen = labels.reshape(-1).to(means.device)[index]
-        return index, *attacker(BatchLabels.read(self.task, seen), means)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was collected, as tensors."""
-        return {"sums": self._sums, "counts": self._counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was collected before."""
-        if len(state["counts"]) != self.rows:
-            raise ConfigError(
-                f"the state is of {len(state['counts'])} examples, not {self.rows}"
-            )
-        self._sums, self._counts = state["sums"], state["counts"]
+        rows, known = attacker(BatchLabels.read(self.task, seen), means)
+        built = [build_attack(name, self.task) for name in attacks]
+        found = leaks(built, [(known, attack_scores(built, rows, known))])[0]
+        return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}
