@@ -1,19 +1,19 @@
 """A plain Flower grid whose nodes are real processes, started for each message.
 
 What a SuperLink and SuperNodes do in 30 seconds, without them: a message to a node
-starts a process that runs the ClientApp, and its reply is what the process prints. This
-file is that process too.
+starts a process that runs the ClientApp, and its reply is what the process sends back.
+The processes are forked from a server that has imported the app once and done nothing
+else.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
@@ -32,6 +32,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 RUN_ID = 4711
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["flower_vfl.simulations.app"])
 Config = Mapping[str, UserConfigValue]
 
 
@@ -54,9 +56,10 @@ class ProcessGrid(Grid):
             for number, config in enumerate(nodes, start=SUPERLINK_NODE_ID + 1)
         }
         self._replies: dict[str, Message] = {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # newest of each node
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, ForkServerProcess] = {}  # newest of each node
+        self._started: list[ForkServerProcess] = []
         self._offline: set[int] = set()
+        self._back_soon: set[int] = set()
         self._run = Run.create_empty(RUN_ID)
 
     # --- what a test does to the nodes -------------------------------------------
@@ -69,24 +72,22 @@ class ProcessGrid(Grid):
             if context.node_config["name"] == name
         )
 
-    def kill(self, name: str) -> None:
-        """Kill a party's process; its node is offline until `revive`."""
+    def kill(self, name: str, until_found_offline: bool = False) -> None:
+        """Kill a party's process; its node is offline, for good or for one message."""
         self.take_offline(name)
-        os.kill(self._processes[self.node(name)].pid, signal.SIGKILL)
+        if until_found_offline:
+            self._back_soon.add(self.node(name))
+        self._processes[self.node(name)].kill()
 
     def take_offline(self, name: str) -> None:
-        """Have the SuperLink say that a node is offline, until `revive`."""
+        """Have the SuperLink say that a node is offline."""
         self._offline.add(self.node(name))
-
-    def revive(self, name: str) -> None:
-        """Bring a node back, without what its process had in memory."""
-        self._offline.discard(self.node(name))
 
     def stop(self) -> None:
         """End every process."""
         for process in self._started:
             process.kill()
-            process.wait()
+            process.join()
 
     # --- Flower's grid ------------------------------------------------------------
 
@@ -121,30 +122,30 @@ class ProcessGrid(Grid):
             node = message.metadata.dst_node_id
             if node in self._offline:
                 self._replies[ids[-1]] = offline_reply(message)
+                if node in self._back_soon:
+                    self._offline.discard(node)
                 continue
-            self._processes[node] = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._started.append(self._processes[node])
-            arguments = (self._processes[node], message)
-            threading.Thread(target=self._talk, args=arguments, daemon=True).start()
+            ours, theirs = FORKS.Pipe()
+            parts = [
+                context_to_proto(self._contexts[node]).SerializeToString(),
+                message_to_proto(message).SerializeToString(),
+            ]
+            process = FORKS.Process(target=answer, args=(theirs, *parts), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes[node] = process
+            self._started.append(process)
+            threading.Thread(
+                target=self._listen, args=(ours, message), daemon=True
+            ).start()
         return ids
 
-    def _talk(self, process: subprocess.Popen[bytes], message: Message) -> None:
-        context = self._contexts[message.metadata.dst_node_id]
-        parts = [
-            context_to_proto(context).SerializeToString(),
-            message_to_proto(message).SerializeToString(),
-        ]
-        said, _ = process.communicate(b"".join(_framed(part) for part in parts))
-        if process.returncode:
+    def _listen(self, ours: Connection, message: Message) -> None:
+        try:
+            reply = message_from_proto(MessageProto.FromString(ours.recv_bytes()))
+        except (EOFError, OSError):
             error = Error(ErrorCode.CLIENT_APP_CRASHED, "the process ended")
             reply = Message(error, reply_to=message)
-        else:
-            reply = message_from_proto(MessageProto.FromString(said))
         self._replies[message.metadata.message_id] = reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -169,29 +170,14 @@ def claim_identity(node: int) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, node, 1
 
 
-def _framed(part: bytes) -> bytes:
-    return len(part).to_bytes(8, "big") + part
-
-
-def _part() -> bytes:
-    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
-    return sys.stdin.buffer.read(size)
-
-
-def main() -> None:
+def answer(there: Connection, context: bytes, message: bytes) -> None:
     """Answer the one message that this process was started for."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the app prints is not the reply
-    context = context_from_proto(ContextProto.FromString(_part()))
-    message = message_from_proto(MessageProto.FromString(_part()))
-    claim_identity(context.node_id)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
     from flower_vfl.simulations.app import client_app
 
-    with out:
-        reply = client_app(message, context)
-        out.write(message_to_proto(reply).SerializeToString())
-
-
-if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).parent))
-    main()
+    told = context_from_proto(ContextProto.FromString(context))
+    claim_identity(told.node_id)
+    reply = client_app(message_from_proto(MessageProto.FromString(message)), told)
+    there.send_bytes(message_to_proto(reply).SerializeToString())

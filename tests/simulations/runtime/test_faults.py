@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import training_losses
+from cli_cases import call, training_losses
 from fault_cases import (
     SETTINGS,
     Settings,
@@ -126,22 +126,21 @@ def trial(
     made.stop()
 
 
-@pytest.mark.parametrize("trial", [{"silence": 5.0, "timeout": 60.0}], indirect=True)
+@pytest.mark.parametrize("trial", [{"silence": 4.0, "timeout": 60.0}], indirect=True)
 def test_a_cut_costs_no_step_and_a_death_those_since_the_checkpoint(
     trial: Trial, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     def cut() -> None:
         trial.proxy.closed = True
         trial.proxy.cut()
-        threading.Timer(1.0, setattr, (trial.proxy, "closed", False)).start()
+        threading.Timer(0.5, setattr, (trial.proxy, "closed", False)).start()
 
     def kill() -> None:
         assert caplog.text.count("lost its connection") == 3
         assert trial.proxy.made == 6, "each party connected twice"
         assert "resumed after" not in caplog.text, "nobody was sent back"
-        trial.plain.kill("shop")
         # It is back after the server has given the session up and found it offline.
-        threading.Timer(7.0, trial.plain.revive, ("shop",)).start()
+        trial.plain.kill("shop", until_found_offline=True)
 
     with caplog.at_level(INFO, "flwr"):
         trial.run(cut, kill)
@@ -151,7 +150,7 @@ def test_a_cut_costs_no_step_and_a_death_those_since_the_checkpoint(
     assert_same(trial.states(), expected)
 
 
-@pytest.mark.parametrize("trial", [{"silence": 1.0, "timeout": 10.0}], indirect=True)
+@pytest.mark.parametrize("trial", [{"silence": 1.0, "timeout": 6.0}], indirect=True)
 def test_a_party_that_stays_away_ends_the_run_with_its_name(
     trial: Trial, expected: dict[str, Any], parties: list[PartySpec]
 ) -> None:
@@ -180,49 +179,43 @@ def test_an_offline_node_is_named_with_flowers_own_messages_too() -> None:
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_resume_from(
-    parties: list[PartySpec], tmp_path: Path
+    parties: list[PartySpec],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = {party.name: str(party.data) for party in parties}
+    words = ["run", "--json", "--label-party", files["bank"], "--label-column", "label"]
+    words += ["--passive", files["shop"], "--passive", files["telco"]]
+    words += ["--epochs", "10", "--batch-size", "16", "--checkpoint-every", "10"]
+    here, there = tmp_path / "here", tmp_path / "there"
     program = "from flower_vfl.simulations.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "run", "--json"]
-    command += ["--label-party", files["bank"], "--label-column", "label"]
-    command += ["--passive", files["shop"], "--passive", files["telco"]]
-    command += ["--epochs", "15", "--batch-size", "16", "--checkpoint-every", "10"]
-
-    def start(folder: str, *more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*command, "--out", str(tmp_path / folder), *more],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-
-    label = tmp_path / "ours" / "parties" / "label"
-    started = [start("calm"), start("ours")]
-    calm, ours = started
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words, "--out", str(there)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    label = there / "parties" / "label"
     try:
         wait_until(lambda: newest_step(label) > STEPS, "the second epoch")
-        ours.send_signal(signal.SIGINT)
-        _, said = ours.communicate(timeout=60)
-        assert ours.returncode == 130
-        assert said.startswith(b"flower-vfl: interrupted; the same command with --res")
-        step = newest_step(label)
-        assert STEPS < step < 15 * STEPS
-        assert not (tmp_path / "ours" / "result.json").exists()
-        again = start("ours", "--resume")
-        started.append(again)
-        _, said = again.communicate(timeout=120)
-        assert again.returncode == 0, said
-        assert calm.wait(120) == 0
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130
+    assert said.startswith(b"flower-vfl: interrupted; the same command with --res")
+    step = newest_step(label)
+    assert STEPS < step < 10 * STEPS
+    assert not (there / "result.json").exists()
+    for more in (["--out", str(there), "--resume"], ["--out", str(here)]):
+        code, _, complaint = call(capsys, monkeypatch, *words, *more)
+        assert code == 0, complaint
     names = ("label", "passive-1", "passive-2")
     found, expected = (
-        final_states(dict.fromkeys(names, tmp_path / folder / "parties"))
-        for folder in ("ours", "calm")
+        final_states(dict.fromkeys(names, folder / "parties"))
+        for folder in (there, here)
     )
     assert_same(found, expected)
-    results = [load_result(tmp_path / folder) for folder in ("ours", "calm")]
-    losses = [training_losses(result) for result in results]
-    assert losses[0] == losses[1] and len(losses[0]) == 15
+    losses = [training_losses(load_result(folder)) for folder in (there, here)]
+    assert losses[0] == losses[1] and len(losses[0]) == 10
