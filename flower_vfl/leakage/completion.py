@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.objectives.base import class_numbers
 from flower_vfl.parties.base import Features, as_tensors
 from flower_vfl.randomness import RandomState, derive_seed
 
@@ -50,10 +51,8 @@ from .mixmatch import (
     Inputs,
     augmentation,
     cycle,
-    labelled_loss,
     mixmatch_losses,
     predict,
-    ramp,
     update_average,
 )
 
@@ -106,23 +105,26 @@ class CompletionResult:
     @property
     def train_success(self) -> float:
         """Success on the training rows whose labels were not given."""
-        return self.train.get(self.metric, math.nan)  # rows of one class have no AUC
+        return self._success(self.train)
 
     @property
     def test_success(self) -> float | None:
         """Success on the test rows."""
-        return None if self.test is None else self.test.get(self.metric, math.nan)
+        return None if self.test is None else self._success(self.test)
 
     @property
     def baseline_train_success(self) -> float:
         """Success of the auxiliary labels alone on the training rows."""
-        return self.baseline_train.get(self.metric, math.nan)
+        return self._success(self.baseline_train)
 
     @property
     def baseline_test_success(self) -> float | None:
         """Success of the auxiliary labels alone on the test rows."""
         scores = self.baseline_test
-        return None if scores is None else scores.get(self.metric, math.nan)
+        return None if scores is None else self._success(scores)
+
+    def _success(self, scores: Scores) -> float:
+        return scores.get(self.metric, math.nan)  # rows of one class have no AUC
 
 
 @dataclass(frozen=True)
@@ -323,9 +325,9 @@ class ModelCompletion:
                 sure, unsure = mixmatch_losses(
                     model.embed, model.head, labelled, targets, views, *settings
                 )
-                loss = sure + self.lambda_u * ramp(step, self.steps) * unsure
+                loss = sure + self.lambda_u * (step / self.steps) * unsure
             else:
-                loss = labelled_loss(model(*labelled), targets)
+                loss = F.cross_entropy(model(*labelled), targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -364,10 +366,7 @@ class _Data:
 def _class_numbers(labels: Tensor, classes: int, inputs: Inputs) -> Tensor:
     if len(labels) != len(inputs[0]):
         raise ConfigError(f"{len(labels)} labels for {len(inputs[0])} rows of features")
-    numbers = labels.to(inputs[0].device).long()
-    if bool((numbers < 0).any()) or bool((numbers >= classes).any()):
-        raise ConfigError(f"labels must be whole numbers from 0 to {classes - 1}")
-    return numbers
+    return class_numbers(labels, classes).to(inputs[0].device).long()
 
 
 def summarise_completion(

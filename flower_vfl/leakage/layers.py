@@ -2,62 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 
-class LayerProbe:
-    """Keeps the gradient of every layer's output, once it is known."""
+class LayerProbe(ExitStack):
+    """Keeps the gradient of every layer's output, once it is known.
+
+    It looks at the layers while it is a context; gradients arrive afterwards too.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._uses: list[str] = []
-        self._found: dict[str, Tensor] = {}
+        super().__init__()
         self._layers = {
             name or type(model).__name__: module
             for name, module in model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
         }
-        self._handles: list[RemovableHandle] = []
+        self._calls = Counter[str]()
+        self._found: dict[str, Tensor | None] = {}  # in the order of the forward pass
 
     @property
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by layer, in the order of the forward pass."""
-        return {use: self._found[use] for use in self._uses if use in self._found}
+        return {use: g for use, g in self._found.items() if g is not None}
 
-    def __enter__(self) -> LayerProbe:
+    def __enter__(self) -> Self:
         """Look at every layer from now on."""
         for name, module in self._layers.items():
-            self._handles.append(module.register_forward_hook(self._watch(name)))
+            hook = partial(self._look, name)
+            self.enter_context(module.register_forward_hook(hook))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Look no longer; gradients of what was seen still arrive."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _look(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._calls[name] += 1
+        count = self._calls[name]
+        use = name if count == 1 else f"{name}#{count}"
 
-    def _watch(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        count = 0
+        def keep(gradient: Tensor) -> None:
+            self._found[use] = gradient.detach()
 
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            nonlocal count
-            count += 1
-            use = name if count == 1 else f"{name}#{count}"
-
-            def keep(gradient: Tensor) -> None:
-                self._found[use] = gradient.detach()
-
-            if isinstance(output, Tensor) and output.requires_grad:
-                self._uses.append(use)
-                output.register_hook(keep)  # type: ignore[no-untyped-call]
-
-        return look
+        if isinstance(output, Tensor) and output.requires_grad:
+            self._found[use] = None
+            output.register_hook(keep)  # type: ignore[no-untyped-call]

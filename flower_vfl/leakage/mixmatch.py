@@ -55,16 +55,6 @@ def can_mix(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def labelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy against distributions."""
-    return -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
-
-
-def unlabelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the squared error of the probabilities, mean over rows and classes."""
-    return (torch.softmax(logits, dim=1) - targets).square().mean()
-
-
 def mixmatch_losses(
     embed: Callable[..., Tensor],
     head: Callable[[Tensor], Tensor],
@@ -77,8 +67,9 @@ def mixmatch_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of the labelled and of the unlabelled rows of one step.
 
-    All rows go through the model in one pass, so that a batch norm sees labelled and
-    unlabelled ones together and there is nothing to interleave.
+    These are the cross entropy and the squared error of the probabilities. All rows go
+    through the model in one pass, so that a batch norm sees labelled and unlabelled
+    ones together and there is nothing to interleave.
     """
     with torch.no_grad():
         guesses = torch.stack([head(embed(*view)) for view in views])
@@ -95,15 +86,8 @@ def mixmatch_losses(
         logits = head(mix(embedding, embedding[partner], weights))
     wanted = mix(wanted, wanted[partner], weights)
     known = len(targets)
-    return (
-        labelled_loss(logits[:known], wanted[:known]),
-        unlabelled_loss(logits[known:], wanted[known:]),
-    )
-
-
-def ramp(step: int, length: int) -> float:
-    """Return step / length, at most 1: the linear ramp of the unlabelled loss."""
-    return 1.0 if length <= 0 else min(max(step / length, 0.0), 1.0)
+    unsure = F.mse_loss(torch.softmax(logits[known:], dim=1), wanted[known:])
+    return F.cross_entropy(logits[:known], wanted[:known]), unsure
 
 
 @torch.no_grad()
@@ -129,12 +113,8 @@ def update_average(
 def predict(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the probability of each class for each row, in evaluation mode."""
     model.eval()
-    starts = range(0, len(inputs[0]), _EVALUATION_ROWS)
-    logits = [
-        model(*(part[start : start + _EVALUATION_ROWS] for part in inputs))
-        for start in starts
-    ]
-    return torch.softmax(torch.cat(logits), dim=1)
+    parts = zip(*(part.split(_EVALUATION_ROWS) for part in inputs), strict=True)
+    return torch.softmax(torch.cat([model(*part) for part in parts]), dim=1)
 
 
 def cycle(rows: Tensor, size: int) -> Iterator[Tensor]:
@@ -175,7 +155,10 @@ def augmentation(
     code would be another fact.
     """
     spreads = [
-        part.std(dim=0, unbiased=False) if _is_table(part) else None for part in inputs
+        part.std(dim=0, unbiased=False)
+        if part.is_floating_point() and part.dim() != 4
+        else None
+        for part in inputs
     ]
 
     def augment(batch: Inputs) -> Inputs:
@@ -189,7 +172,3 @@ def augmentation(
         return tuple(parts)
 
     return augment
-
-
-def _is_table(part: Tensor) -> bool:
-    return part.is_floating_point() and part.dim() != 4

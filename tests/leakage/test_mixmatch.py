@@ -14,19 +14,24 @@ from flower_vfl.leakage.mixmatch import (
     can_mix,
     cycle,
     guess_labels,
-    labelled_loss,
     mix,
     mixmatch_losses,
     mixup_weights,
     predict,
-    ramp,
     sharpen,
     shift_images,
-    unlabelled_loss,
     update_average,
 )
 
 CPU = torch.device("cpu")
+
+
+def labelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
+
+def unlabelled_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return (torch.softmax(logits, dim=1) - targets).square().mean()
 
 
 def test_sharpen() -> None:
@@ -80,14 +85,12 @@ def test_losses() -> None:
     probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
     logits = probabilities.log() + 1.5  # a constant does not count
     targets = torch.tensor([[0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
-    expected = (-np.log(0.75) - np.log(0.5)) / 2
-    assert float(labelled_loss(logits, targets)) == pytest.approx(expected)
-    assert float(unlabelled_loss(logits, targets)) == pytest.approx(2 * 0.25**2 / 4)
-
-
-def test_ramp() -> None:
-    assert [ramp(step, 10) for step in (0, 5, 10, 20)] == [0.0, 0.5, 1.0, 1.0]
-    assert ramp(0, 0) == 1.0
+    unlabelled = torch.tensor([[0.8, 0.2]], dtype=torch.float64).log() - 3.0
+    known, unknown = mixmatch_losses(
+        nn.Identity(), nn.Identity(), (logits,), targets, [(unlabelled,)], 0.5, 0.0
+    )
+    assert float(known) == pytest.approx((-np.log(0.75) - np.log(0.5)) / 2)
+    assert float(unknown) == pytest.approx((0.8 - 0.64 / 0.68) ** 2)  # see test_sharpen
 
 
 def test_average_is_the_weighted_mean_of_all_models() -> None:
