@@ -63,18 +63,10 @@ def median_attack(
 ) -> Tensor:
     """Return how much nearer a row is to the median of class 1 than to that of class 0.
 
-    As :func:`mean_attack`, with the median of every coordinate.
-
     Parameters
     ----------
-    gradient : Tensor
-        One row per example.
-    labels : Tensor | None (default: None)
-        Class numbers, to take the medians from the rows themselves.
-    centers : Tensor | None (default: None)
-        The class medians, one row each, if the attacker knows them already.
-    hard : bool (default: False)
-        Return the number of the nearest class (a tie between 0 and 1 counts as 1).
+    gradient, labels, centers, hard
+        As for :func:`mean_attack`, with the median of every coordinate as the center.
 
     Examples
     --------

@@ -25,17 +25,17 @@ from .cosine import CosineAttack
 from .direct import DirectAttack
 from .known import Known
 from .mean import MeanAttack, MedianAttack
-from .norm import NormAttack
+from .norm import norm_scores
 from .rows import Array, to_numpy
-from .spectral import SpectralAttack
+from .spectral import spectral_scores
 
 ScoreAttack = Callable[[Tensor, Known], Tensor]
 SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
-    "norm": NormAttack,
+    "norm": norm_scores,
     "cosine": CosineAttack,
     "mean": MeanAttack,
     "median": MedianAttack,
-    "spectral": SpectralAttack,
+    "spectral": spectral_scores,
     "direct": DirectAttack,
 }
 DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {

@@ -6,8 +6,6 @@ Spectral Signatures in Backdoor Attacks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -56,10 +54,6 @@ def top_direction(rows: Tensor) -> Tensor:
     return (direction * torch.where(largest < 0, -1.0, 1.0)).to(rows.dtype)
 
 
-@dataclass(frozen=True)
-class SpectralAttack:
-    """The spectral attack by name; signed for a regression."""
-
-    def __call__(self, gradient: Tensor, known: Known) -> Tensor:
-        """Return the distances from the mean."""
-        return spectral_attack(gradient, signed=known.task == "regression")
+def spectral_scores(gradient: Tensor, known: Known) -> Tensor:
+    """Return the distances from the mean, signed for a regression."""
+    return spectral_attack(gradient, signed=known.task == "regression")
