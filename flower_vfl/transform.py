@@ -156,9 +156,9 @@ def apply_in_order(
             return None
         what = f"what {type(transform).__name__} made of its gradient"
         remedy = "Correct the transform or its settings"
-        if changed.shape != gradient.shape:
-            shapes = f"{tuple(changed.shape)} and not {tuple(gradient.shape)}"
-            problem = f"{what} has the shape {shapes}"
+        if changed.shape != gradient.shape or changed.dtype != gradient.dtype:
+            kinds = [f"{g.dtype} {tuple(g.shape)}" for g in (changed, gradient)]
+            problem = f"{what} is {kinds[0]} and not {kinds[1]}"
             raise PartyError(batch.party, problem, remedy, batch.step)
         check_finite(changed, batch.party, what, remedy, batch.step)
         gradient = changed

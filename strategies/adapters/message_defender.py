@@ -140,9 +140,6 @@ class MessageDefender:
             log(WARNING, "%s: party '%s', step %s: zeros sent", name, party, step)
             batch.metrics["withheld"] = 1.0
             return torch.zeros_like(gradient)
-        if defended.dtype != gradient.dtype:
-            problem = f"{name} returned {defended.dtype} and not {gradient.dtype}"
-            raise PartyError(party, problem, "Correct the transform", step)
         return defended
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.strategies import Compose, Iso, NoDefense, PerParty, Scheduled
 from flower_vfl.strategies.defenses.geno import Geno
 from flower_vfl.transform import AUC_BOUND, Batch, GradientTransform
@@ -70,6 +71,25 @@ def test_in_order() -> None:
     assert found is not None and found.equal((ROWS * 2 + 1) * 10)
     nested = apply(Compose([Compose([Affine(2.0)]), Compose([Affine(summand=1.0)])]))
     assert nested is not None and nested.equal(ROWS * 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (Tensor.double, r"torch.float64 \(3, 2\)"),
+        (Tensor.ravel, r"torch.float32 \(6,\)"),
+    ],
+)
+def test_another_dtype_or_shape_is_refused(
+    change: Callable[[Tensor], Tensor], found: str
+) -> None:
+    class Changed(Affine):
+        def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
+            return change(gradient)
+
+    wanted = r"and not torch.float32 \(3, 2\)"
+    with pytest.raises(PartyError, match=f"what Changed made.* {found} {wanted}"):
+        apply(Compose([Affine(), Changed()]))
 
 
 def test_what_is_withheld_stays_withheld() -> None:
