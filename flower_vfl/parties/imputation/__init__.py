@@ -1,6 +1,6 @@
 """Training on the union of all parties' rows: synthetic data for missing rows."""
 
-from .features import FEATURE_SYNTHESIZERS
+from .feature_imputer import FEATURE_SYNTHESIZERS
 from .labels import LABEL_SYNTHESIZERS
 from .row_index import RowIndex
 

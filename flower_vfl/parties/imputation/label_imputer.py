@@ -134,8 +134,7 @@ class LabelImputer:
         known = objective.calibration
         if known is None:
             return {}
-        state = {"when": known.when, "weight": known.weight, "offset": known.offset}
-        return {"calibration": state}
+        return {"calibration": dict(vars(known))}
 
     def load_state_dict(self, state: dict[str, Any], objective: Objective) -> None:
         """Load a saved calibration, and draw again from the saved secret."""

@@ -56,14 +56,11 @@ def draw_predicted(
     """Return labels drawn by predicted probabilities, averaged over several draws."""
     chances = probabilities.detach().double().cpu().clamp(0.0, 1.0)
     if chances.dim() == 1:
-        draws = torch.rand(
-            samples, len(chances), generator=generator, dtype=torch.float64
-        )
+        size = samples, len(chances)
+        draws = torch.rand(size, generator=generator, dtype=torch.float64)
         shares = (draws < chances).double().mean(dim=0)
     else:
-        drawn = torch.multinomial(
-            chances, samples, replacement=True, generator=generator
-        )
+        drawn = torch.multinomial(chances, samples, True, generator=generator)
         shares = F.one_hot(drawn, chances.shape[1]).double().mean(dim=1)
     return shares.to(probabilities)
 
@@ -126,6 +123,10 @@ class LabelSynthesizer(ABC):
         """Return the share of each class among synthetic labels, None if unknown."""
         return None
 
+    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
+        chosen = torch.randint(len(self.own), (count,), generator=generator)
+        return self.own[chosen.to(self.own.device)]
+
 
 class Majority(LabelSynthesizer):
     """The most frequent class of the own labels."""
@@ -166,10 +167,6 @@ class RandomPos(LabelSynthesizer):
         super().fit(own, classes, rows, generator)
         if self.fixed:
             self._drawn = self._draw(rows, generator)
-
-    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
-        chosen = torch.randint(len(self.own), (count,), generator=generator)
-        return self.own[chosen.to(self.own.device)]
 
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the drawn labels."""
@@ -214,15 +211,10 @@ class Neighbors(LabelSynthesizer):
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the outcome of each vote."""
         if not len(batch.known):
-            size = (len(batch.absent),)
-            chosen = torch.randint(len(self.own), size, generator=batch.generator)
-            return self.own[chosen.to(self.own.device)]
-        joined = batch.join()
+            return self._draw(len(batch.absent), batch.generator)
+        joined, known = batch.join(), batch.known
         nearest = nearest_labels(
-            joined[batch.absent],
-            joined[batch.known],
-            batch.labels[batch.known],
-            self.k,
+            joined[batch.absent], joined[known], batch.labels[known], self.k
         )
         if not self.classes:
             return nearest.mean(dim=1)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.imputation.features import (
-    AlignedBatch,
+from flower_vfl.parties.imputation.feature_imputer import (
+    At,
     FeatureSynthesizer,
     build_feature_synthesizer,
     draw_donors,
@@ -34,8 +34,10 @@ def fitted(text: str, secret: int = 5, local: Tensor = LOCAL) -> FeatureSynthesi
     return synthesizer
 
 
-def batch_of(rows: list[int], at: int = 1, training: bool = True) -> AlignedBatch:
-    return AlignedBatch(torch.tensor(rows), ("train", at), training)
+def batch_of(
+    rows: list[int], at: int = 1, training: bool = True
+) -> tuple[Tensor, At, bool]:
+    return torch.tensor(rows), ("train", at), training
 
 
 def test_no_donor_comes_twice_before_all_have_come() -> None:
@@ -71,8 +73,8 @@ def test_random_embeddings_have_mean_and_deviation() -> None:
 
 def test_a_row_keeps_its_donor_for_the_whole_run() -> None:
     sampling = fitted("sampling")
-    first = sampling.embed(batch_of([0, 1, 3, 5, 7], at=1), run)
-    later = sampling.embed(batch_of([7, 5, 3, 1, 0], at=9), run)
+    first = sampling.embed(*batch_of([0, 1, 3, 5, 7], at=1), run)
+    later = sampling.embed(*batch_of([7, 5, 3, 1, 0], at=9), run)
     assert torch.equal(first, later.flip(0))
     assert torch.equal(first[0], WEIGHT[3])  # its own row
     donors = [int(row[0]) // 3 for row in first[1:]]
@@ -82,15 +84,15 @@ def test_a_row_keeps_its_donor_for_the_whole_run() -> None:
 def test_fresh_donors_differ_between_batches_and_repeat_for_one() -> None:
     sampling = fitted("sampling:fixed=false")
     rows = [1, 3, 5]
-    found = [sampling.embed(batch_of(rows, at), run) for at in range(8)]
+    found = [sampling.embed(*batch_of(rows, at), run) for at in range(8)]
     assert len({tuple(part.flatten().tolist()) for part in found}) > 1
-    assert torch.equal(found[2], sampling.embed(batch_of(rows, 2), run))
+    assert torch.equal(found[2], sampling.embed(*batch_of(rows, 2), run))
 
 
 def test_donors_depend_on_the_secret() -> None:
     many = torch.full((64,), -1)
     found = [
-        fitted("sampling", secret, many).embed(batch_of(list(range(64))), run)
+        fitted("sampling", secret, many).embed(*batch_of(list(range(64))), run)
         for secret in (1, 1, 2)
     ]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
@@ -100,7 +102,7 @@ def test_donors_depend_on_the_secret() -> None:
 def test_drawn_embeddings_carry_no_graph(text: str) -> None:
     weight = WEIGHT.clone().requires_grad_()
     output = fitted(text).embed(
-        batch_of([0, 1, 2, 3]), lambda rows: weight.index_select(0, rows)
+        *batch_of([0, 1, 2, 3]), lambda rows: weight.index_select(0, rows)
     )
     output.sum().backward()
     assert weight.grad is not None
@@ -115,28 +117,28 @@ def test_batches_with_few_or_no_real_rows_work(text: str, rows: list[int]) -> No
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     if text == "sampling" and rows == [1]:
         model = nn.Sequential(nn.Linear(3, 4))  # one row: as with a real one
-    output = fitted(text).embed(batch_of(rows), lambda own: model(run(own)))
+    output = fitted(text).embed(*batch_of(rows), lambda own: model(run(own)))
     assert output.shape == (len(rows), 4) and torch.isfinite(output).all()
 
 
 def test_moving_averages_are_those_of_real_rows_and_count_when_a_step_ends() -> None:
     random = fitted("random:momentum=0.25")
-    random.embed(batch_of([0, 2, 1]), run)  # own rows 3 and 0
+    random.embed(*batch_of([0, 2, 1]), run)  # own rows 3 and 0
     assert random.state_dict() == {}  # the step is not complete
     random.commit()
     mean, deviation = WEIGHT[[3, 0]].mean(dim=0), WEIGHT[[3, 0]].std(0, correction=0)
     kept = random.state_dict()["moving"]
     assert torch.equal(kept[0], mean) and torch.equal(kept[1], deviation)
-    random.embed(batch_of([4, 6, 1], at=2), run)  # own rows 1 and 2
-    random.embed(batch_of([0, 1], at=2, training=False), run)  # teaches nothing
-    again = random.embed(batch_of([4, 6, 1], at=2), run)
+    random.embed(*batch_of([4, 6, 1], at=2), run)  # own rows 1 and 2
+    random.embed(*batch_of([0, 1], at=2, training=False), run)  # teaches nothing
+    again = random.embed(*batch_of([4, 6, 1], at=2), run)
     random.commit()
     kept = random.state_dict()["moving"]
     expected = 0.75 * mean + 0.25 * WEIGHT[[1, 2]].mean(dim=0)
     assert torch.allclose(kept[0], expected)
     other = fitted("random:momentum=0.25")
     other.load_state_dict({"moving": [mean, deviation]})
-    assert torch.equal(other.embed(batch_of([4, 6, 1], at=2), run), again)
+    assert torch.equal(other.embed(*batch_of([4, 6, 1], at=2), run), again)
 
 
 def test_a_party_without_training_rows_is_refused() -> None:
