@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.attacks.known import BatchLabels, attacker
+from flower_vfl.leakage.attacks.known import GroupedLabels, attacker
 from flower_vfl.leakage.attacks.registry import (
     DEFAULT_ATTACKS,
     attack_scores,
@@ -128,7 +128,7 @@ class LeakageMeter:
         at_fault = " and ".join(gradients)
         scored = []
         try:
-            read = BatchLabels.read(self.task, labels)
+            read = GroupedLabels.read(self.task, labels)
             for batch in batches:
                 at_fault = batch.party
                 rows, known = attacker(read, batch.gradient, batch.clean)

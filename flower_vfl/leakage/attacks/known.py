@@ -16,7 +16,7 @@ from .rows import Array, as_rows, rows_and_norms, to_numpy
 
 
 @dataclass(frozen=True)
-class BatchLabels:
+class GroupedLabels:
     """The labels of a batch, sorted into classes once for all parties and attacks."""
 
     task: Task
@@ -25,7 +25,7 @@ class BatchLabels:
     groups: tuple[Array, ...]
 
     @classmethod
-    def read(cls, task: Task, labels: Tensor) -> BatchLabels:
+    def read(cls, task: Task, labels: Tensor) -> GroupedLabels:
         """Check labels and sort them into classes."""
         values = to_numpy(labels.detach().reshape(-1))
         if task == "regression":
@@ -53,7 +53,7 @@ class BatchLabels:
 
 
 @dataclass(frozen=True)
-class Known(BatchLabels):
+class Known(GroupedLabels):
     """What an attacker knows beside the gradient that it gets.
 
     Each attack uses a part of it: the norm attack only `norms`, the cosine attack the
@@ -77,7 +77,7 @@ class Known(BatchLabels):
 
     Examples
     --------
-    >>> batch = BatchLabels.read("binary", torch.tensor([0, 1]))
+    >>> batch = GroupedLabels.read("binary", torch.tensor([0, 1]))
     >>> rows, known = attacker(batch, torch.tensor([[1.0], [2.0]]))
     >>> known.classes, known.norms.tolist(), known.examples
     ((0, 1), [1.0, 2.0], [1])
@@ -103,7 +103,7 @@ class Known(BatchLabels):
 
 
 def attacker(
-    batch: BatchLabels, gradient: Tensor, clean: Tensor | None = None
+    batch: GroupedLabels, gradient: Tensor, clean: Tensor | None = None
 ) -> tuple[Tensor, Known]:
     """Return the rows that an attacker scores, and what it knows."""
     if len(gradient) != len(batch.labels):

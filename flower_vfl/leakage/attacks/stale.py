@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 
-from .known import BatchLabels, attacker
+from .known import GroupedLabels, attacker
 from .registry import attack_scores, build_attack, leaks
 from .rows import as_rows, finite_norms
 
@@ -97,7 +97,7 @@ class StaleGradients:
         if len(labels) != self.rows:
             raise ConfigError(f"got {len(labels)} labels for {self.rows} examples")
         seen = labels.reshape(-1).to(means.device)[index]
-        rows, known = attacker(BatchLabels.read(self.task, seen), means)
+        rows, known = attacker(GroupedLabels.read(self.task, seen), means)
         built = [build_attack(name, self.task) for name in attacks]
         found = leaks(built, [(known, attack_scores(built, rows, known))])[0]
         return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}

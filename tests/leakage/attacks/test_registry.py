@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS, Known, LeakageMeter, norm_attack
-from flower_vfl.leakage.attacks.known import BatchLabels, attacker
+from flower_vfl.leakage.attacks.known import GroupedLabels, attacker
 from flower_vfl.leakage.attacks.registry import (
     _binary_leaks,
     _leak,
@@ -134,7 +134,7 @@ def test_one_sort_gives_the_same_as_one_attack_at_a_time(seed: int) -> None:
     names = ("norm", "cosine", "mean", "mean:hard=true", "spectral")
     attacks = [build_attack(name, "binary") for name in names]
     labels = torch.randint(2, (60,), generator=torch.Generator().manual_seed(seed))
-    batch, scored = BatchLabels.read("binary", labels), []
+    batch, scored = GroupedLabels.read("binary", labels), []
     for width in (1, 3, 300):
         gradient, _ = case(60, width, seed=seed)
         rows, known = attacker(batch, gradient.round(decimals=3))  # has ties
