@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,12 +15,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
+from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
 from flower_vfl.grids.resident.settings import WIRE_DTYPES
 from flower_vfl.metrics import METRICS
+from flower_vfl.parties.checkpoints import DirectoryStore, open_store
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.protocol.replay import node_name, node_role
 from flower_vfl.strategies import (
     Alignment,
     Checkpoints,
@@ -33,18 +40,76 @@ from flower_vfl.strategies import (
 )
 from flower_vfl.strategies.alignment import NONE
 
-from .attacks import completions_of, leakage_of, split_attacks
+from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
 from .capture import check_capture
 from .config import RunConfig, parse_rates
-from .nodes import aligning_at, label_at, passive_at
-from .parties import load_rows
+from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
 from .plugins import load_plugins
 from .results import result_document, save_result
 
-client_app = resident(vertical_client_app(passive_at, label_at, alignment=aligning_at))
 server_app = ServerApp()
 _WireType = Literal["float16", "bfloat16"]
 _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
+
+
+def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
+    """Return a node's settings and rows; store what prediction needs later."""
+    load_plugins()  # a client process starts here
+    config = RunConfig.from_run_config(context.run_config)
+    file = context.node_config.get("data")
+    number = context.node_config.get("partition-id")
+    if file is None and number is None:
+        raise ConfigError(
+            "this node has no data; start its SuperNode with --node-config "
+            "'... data=\"/path/of/its/file.csv\"'"
+        )
+    index = 0
+    if node_role(context) == "passive":
+        index = 1 if number is None else max(int(number), 1)
+    rows = load_rows(config, index, None if file is None else str(file))
+    store = open_store(context, node_name(context))
+    if isinstance(store, DirectoryStore):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
+        known = {
+            "fit": fit,
+            "columns": list(rows.data.columns),
+            "task": rows.task,
+            "classes": list(rows.classes),
+        }
+        (store.folder / FIT_FILE).write_text(json.dumps(known))
+    return config, rows
+
+
+def passive_at(context: Context) -> PassiveParty:
+    """Return the passive party of a node."""
+    config, rows = rows_at(context)
+    number = context.node_config.get("partition-id")
+    if number is None or not _simulated(context):
+        return make_passive(config, rows)
+    # Only a simulated party attacks because the run config says so.
+    return make_passive(config, rows, optimizer_of(config, int(number)), True)
+
+
+def label_at(context: Context) -> LabelParty:
+    """Return the label party of a node."""
+    return make_label(*rows_at(context), trust_server=_simulated(context))
+
+
+def aligning_at(context: Context) -> AlignmentSettings:
+    """Return a node's alignment settings; a simulated node trusts the server."""
+    own = AlignmentSettings.from_node(context.node_config)
+    config = RunConfig.from_run_config(context.run_config)
+    normalise = own.normalise or config.normalise or None
+    trust = own.trust_server or _simulated(context)
+    return replace(own, normalise=normalise, trust_server=trust)
+
+
+def _simulated(context: Context) -> bool:
+    return not {"role", "data"} & set(context.node_config)
+
+
+client_app = resident(vertical_client_app(passive_at, label_at, alignment=aligning_at))
 
 
 def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:

@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from flower_vfl import Imputation
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import OptimizerFactory, Task
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
-from flower_vfl.simulations.datasets.absence import absent_rows, place
-from flower_vfl.simulations.models.registry import build_optimizer
+from flower_vfl.randomness import derive_seed
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
 
 from .config import RunConfig
 from .datasets import (
+    Dataset,
     PartyData,
     TableFit,
     infer_task,
@@ -34,7 +36,7 @@ from .datasets import (
     prepare_table,
     read_party_file,
 )
-from .models import build_bottom
+from .models.registry import build_bottom, build_optimizer
 from .objectives import objective_for
 
 FIT_FILE = "fit.json"
@@ -65,11 +67,10 @@ class PartyRows:
         return training if self.absent is None else training & ~self.absent
 
 
-def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
-    """Load the rows of one party."""
-    if file or config.label_party:
-        files = [config.label_party, *config.passive_files()]
-        return _rows_of_file(config, file or files[index], index == 0)
+def divided_dataset(
+    config: RunConfig,
+) -> tuple[Dataset, NDArray[np.int8], list[tuple[str, ...]]]:
+    """Return a run's dataset, the split of its rows, and the columns of each party."""
     dataset = load_dataset(
         config.dataset,
         data_dir=Path(config.data_dir) if config.data_dir else None,
@@ -80,13 +81,38 @@ def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRo
     columns = party_columns(
         dataset, codes, config.parties, config.split, config.label_share
     )
-    absent = absent_rows(config, codes, index)
-    data = prepare_party(dataset, _fitted(codes, absent), columns[index])
+    return dataset, codes, columns
+
+
+def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
+    """Load the rows of one party."""
+    if file or config.label_party:
+        files = [config.label_party, *config.passive_files()]
+        return _rows_of_file(config, file or files[index], index == 0)
+    dataset, codes, columns = divided_dataset(config)
+    absent = _absent_rows(config, codes, index)
+    # Nothing is fitted on rows that the party lacks.
+    fitted = codes if absent is None else np.where(absent, TEST, codes).astype(np.int8)
+    data = prepare_party(dataset, fitted, columns[index])
     rows = PartyRows(data, dataset.ids, codes, absent=absent)
     if not index:
         labels, task, classes = dataset.labels, dataset.task, dataset.classes
         rows = replace(rows, labels=labels, task=task, classes=classes)
     return rows if config.alignment == NONE else _held(rows)
+
+
+def _absent_rows(
+    config: RunConfig, codes: NDArray[np.int8], index: int
+) -> NDArray[np.bool_] | None:
+    """Return which training rows a simulated party lacks, as FLORIST's experiments."""
+    share = config.absent_features if index else config.absent_labels
+    if not share:
+        return None
+    training = np.flatnonzero(codes == TRAIN)
+    stream = np.random.default_rng(derive_seed(config.seed, "absent", index))
+    # One permutation for all shares: a larger share contains a smaller one.
+    chosen = stream.permutation(training)[: round(share * len(training))]
+    return np.isin(np.arange(len(codes)), chosen)
 
 
 def _held(rows: PartyRows) -> PartyRows:
@@ -103,13 +129,6 @@ def _held(rows: PartyRows) -> PartyRows:
         labels=None if rows.labels is None else rows.labels[kept],
         absent=None,
     )
-
-
-def _fitted(
-    codes: NDArray[np.int8], absent: NDArray[np.bool_] | None
-) -> NDArray[np.int8]:
-    """Return a split that fits nothing on rows that the party lacks."""
-    return codes if absent is None else np.where(absent, TEST, codes).astype(np.int8)
 
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
@@ -183,7 +202,7 @@ def make_passive(
             features=config.synthetic_features, secret=_secret(config, trust_server)
         ),
     )
-    place(config, party, rows.absent)
+    _place(config, party, rows.absent)
     return party
 
 
@@ -217,5 +236,20 @@ def make_label(
             secret=_secret(config, trust_server),
         ),
     )
-    place(config, party, rows.absent)
+    _place(config, party, rows.absent)
     return party
+
+
+def _place(config: RunConfig, party: Party, absent: NDArray[np.bool_] | None) -> None:
+    """Give a party all rows of the run, marking those that it lacks."""
+    if config.alignment != NONE:  # the alignment places the party
+        return
+    if not config.absent_features and not config.absent_labels:
+        return
+    names = [f"passive-{number + 1}" for number in range(config.parties)]
+    shares = dict.fromkeys(names, 1.0 - config.absent_features)
+    shares["label"] = 1.0 - config.absent_labels
+    local = torch.arange(party.own_rows)
+    if absent is not None:
+        local[torch.from_numpy(absent)] = -1
+    party.place(RowIndex(local, shares))

@@ -97,8 +97,8 @@ def _records(
     places = np.searchsorted(ends, steps["step"].astype(int))
     steps = steps.assign(split="train", epoch=[epochs[place] for place in places])
     whole = pd.DataFrame(rows, columns=["metric", "split", *COLUMNS[5:]])
-    frame = pd.concat([whole, steps], ignore_index=True)[COLUMNS]
-    return frame.fillna(dict.fromkeys(_TEXTS, "")).astype(_TYPES)
+    whole = whole.assign(party="", attack="", layer="")
+    return pd.concat([whole, steps], ignore_index=True)[COLUMNS].astype(_TYPES)
 
 
 def table(document: Mapping[str, Any]) -> pd.DataFrame:

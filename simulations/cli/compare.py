@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
@@ -17,14 +19,18 @@ from flower_vfl.simulations.checks import check_trials, default_attacks, task_of
 from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
-from flower_vfl.simulations.studies.comparison import (
-    legend,
-    markdown_table,
-    screen_tables,
-    table_document,
-)
+from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
+from flower_vfl.simulations.results import RUN as KEY
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
+from flower_vfl.simulations.studies.run_metrics import (
+    completions,
+    largest_leaks,
+    main_metric,
+    utilities,
+    whole_run,
+)
 from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.tradeoff import DEFENSE as METHOD
 from flower_vfl.simulations.studies.trials import Trial
 
 from .options import takes_settings
@@ -60,6 +66,9 @@ DEFAULTS: dict[Task, tuple[str, ...]] = {
     ),
     "regression": ("none", "max-norm", "iso:t=4", "objective=gafm-original"),
 }
+Row = Mapping[str, Any]
+_COLUMNS = 4  # attacks side by side, so that 80 characters are enough
+_NAME_WIDTH = 20
 _CAPTURED = 200  # rows of the first seed, for the report's pictures
 
 
@@ -158,9 +167,110 @@ def compare_trials(
     return trials
 
 
+def table_document(study: Study) -> dict[str, Any]:
+    """Return the table: one row for each method that has a finished run."""
+    records, methods = study.records(), study.labels()[METHOD]
+    done = completions(records).query("split == 'test'")
+    found = largest_leaks(records).rename(columns={"leak": "value"})
+    found = pd.concat([found, done]).assign(method=lambda part: part[KEY].map(methods))
+    steps = whole_run(records, "seconds_step").rename("step").to_frame()
+    # a run without an evaluation has a utility that is not a number
+    runs = steps.join(utilities(records)["value"]).join(methods.rename("method"))
+    vanilla = runs["step"][runs["method"] == VANILLA].median()
+    rows = []
+    for method, own in runs.groupby("method", sort=False):
+        attacks = found[found["method"] == method].groupby("attack", sort=False)[
+            "value"
+        ]
+        step = float(own["step"].median())
+        row = {
+            "defense": method,
+            "runs": len(own),
+            "utility": _summary(own["value"]),
+            "leaks": {attack: _summary(values) for attack, values in attacks},
+            "seconds_per_step": step,
+            "time_ratio": step / float(vanilla) if vanilla > 0 else None,
+        }
+        rows.append(row)
+    errors = list(study.errors.values())
+    metric = main_metric(records)
+    return {"title": study.title, "metric": metric, "rows": rows, "errors": errors}
+
+
+def _summary(values: pd.Series[float]) -> dict[str, float]:
+    found = values.agg(["mean", "std", "min", "max"]).rename({"std": "sd"})
+    return {
+        str(name): float(value) for name, value in found.fillna({"sd": 0.0}).items()
+    }
+
+
+def _attacks(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(attack for row in rows for attack in row["leaks"]))
+
+
+def screen_tables(document: Row) -> Iterator[Table]:
+    """Yield the table for a terminal of 80 columns, four attacks in each part."""
+    attacks, rows = _attacks(document["rows"]), document["rows"]
+    for start in range(0, max(len(attacks), 1), _COLUMNS):
+        part = attacks[start : start + _COLUMNS]
+        cells = [[row["defense"], *(_leak(row, each) for each in part)] for row in rows]
+        heads = ["defense", *part]
+        if start == 0:
+            heads[1:1] = [f"{metric_name(document['metric'])}\nworst–best"]
+            heads.append("time")
+            for row, own in zip(rows, cells, strict=True):
+                mean, worst, best = _utility(row)
+                own[1:1] = [f"{mean}\n{worst}–{best}"]
+                own.append(_time(row))
+        table = text_table(heads, cells, lines=True)
+        table.columns[0].max_width = _NAME_WIDTH
+        yield table
+
+
+def comparison_markdown(document: Row) -> str:
+    """Return the table in Markdown."""
+    attacks = _attacks(document["rows"])
+    metric = metric_name(document["metric"])
+    heads = ["defense", metric, "worst", "best", *attacks, "time"]
+    rows = []
+    for row in document["rows"]:
+        leaks = [_leak(row, attack).replace("\n±", " ± ") for attack in attacks]
+        rows.append([f"`{row['defense']}`", *_utility(row), *leaks, _time(row)])
+    return markdown_table(heads, rows)
+
+
+def _utility(row: Row) -> list[str]:
+    return [f"{row['utility'][name]:.3f}" for name in ("mean", "min", "max")]
+
+
+def _leak(row: Row, attack: str) -> str:
+    if attack not in row["leaks"]:
+        return ""
+    found = row["leaks"][attack]
+    return f"{found['mean']:.3f}" + (f"\n±{found['sd']:.3f}" if row["runs"] > 1 else "")
+
+
+def _time(row: Row) -> str:
+    return "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}×"
+
+
+def legend(study: Study, document: Row) -> str:
+    """Return what the figures of the table are."""
+    runs = max(row["runs"] for row in document["rows"])
+    regression = utilities(study.records())["regression"].any()
+    leak = "|ρ|, 0" if regression else "leak AUC, 0.5"
+    at_once = max(d.get("workers", 1) for d in study.documents.values())
+    parallel = f"; {at_once} runs at a time, which slows them" if at_once > 1 else ""
+    seeds = f"mean over {runs} seeds" if runs > 1 else "1 seed"
+    return (
+        f"{seeds}; {leak}: nothing leaks, ± sd, at the party that learns most; time of "
+        f"a step, attacks included, beside '{VANILLA}'{parallel}"
+    )
+
+
 def _show(study: Study, document: dict[str, Any], markdown: bool) -> None:
     if markdown:
-        print(markdown_table(document))
+        print(comparison_markdown(document))
         return
     console = Console(highlight=False)
     console.print(*screen_tables(document))

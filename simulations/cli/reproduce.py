@@ -29,10 +29,10 @@ from flower_vfl.simulations.papers.show import (
     results_page,
     show_experiment,
 )
+from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
-from .show import text_table
 from .study_options import show_errors
 
 

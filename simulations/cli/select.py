@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
+from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.objectives import (
+    GAFM,
+    DeltaChoice,
+    GammaChoice,
+    SubsetTraining,
+    select_delta,
+    select_gamma,
+)
 from flower_vfl.objectives.selection import DELTAS
+from flower_vfl.parties.base import as_tensors
+from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.studies.selecting import choose_delta, choose_gamma
+from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
+from flower_vfl.simulations.objectives import objective_for
+from flower_vfl.simulations.parties import PartyRows, load_rows
+from flower_vfl.simulations.printing import text_table
+from flower_vfl.specs import parse_spec
 
 from .options import takes_settings
-from .show import text_table
+from .study_options import AsJson
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
 
@@ -29,9 +47,7 @@ def select(
         float, typer.Option(help="Share of the training rows that is used.")
     ] = 0.1,
     repeats: Annotated[int, typer.Option(help="Trainings of each candidate.")] = 5,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the choice as JSON and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose GAFM's Δ by what leaks and γ by the size of its two gradients."""
     try:
@@ -47,14 +63,7 @@ def select(
             "mean nothing; train longer with --epochs, or on more rows with --fraction"
         )
     balanced = choose_gamma(config, fraction)
-    document: dict[str, Any] = {
-        "delta": chosen.delta,
-        "ratios": chosen.ratios,
-        "train_aucs": chosen.train_aucs,
-        "gamma": balanced.gamma,
-        "gan": balanced.gan,
-        "ce": balanced.ce,
-    }
+    document = asdict(chosen) | asdict(balanced)
     if as_json:
         print(json.dumps(document))
         return
@@ -69,3 +78,68 @@ def select(
         f"{balanced.gamma:.3g} makes both gradients equally large",
         highlight=False,
     )
+
+
+def choose_delta(
+    config: RunConfig,
+    deltas: Sequence[float] = DELTAS,
+    fraction: float = 0.1,
+    repeats: int = 5,
+) -> DeltaChoice:
+    """Return GAFM's Δ for a run; everything else is as the settings say."""
+    rows = [load_rows(config, index) for index in range(config.parties + 1)]
+    training = subset_training(config, rows, fraction)
+    return select_delta(
+        training, lambda value: _with(config, rows[0], "delta", value), deltas, repeats
+    )
+
+
+def choose_gamma(config: RunConfig, fraction: float = 0.1) -> GammaChoice:
+    """Return GAFM's γ for a run; everything else is as the settings say."""
+    rows = [load_rows(config, index) for index in range(config.parties + 1)]
+    training = subset_training(config, rows, fraction)
+    return select_gamma(training, lambda value: _with(config, rows[0], "gamma", value))
+
+
+def subset_training(
+    config: RunConfig, rows: Sequence[PartyRows], fraction: float
+) -> SubsetTraining:
+    """Return the training on a part of the rows for a run."""
+    label = rows[0]
+    if label.labels is None:
+        raise ConfigError("the label party has no labels to choose settings with")
+    if label.data.inputs:
+        raise ConfigError(
+            "settings are chosen for passive parties only; set label-share to 0"
+        )
+    training = torch.from_numpy((label.codes == TRAIN).nonzero()[0])
+    specs = [party.data.spec for party in rows[1:] if party.data.spec is not None]
+
+    def parts(party: PartyRows) -> list[Tensor]:
+        return [part[training] for part in as_tensors(party.data.inputs)]
+
+    def bottoms() -> list[nn.Module]:
+        return [build_bottom(config.bottom, spec, config.width) for spec in specs]
+
+    return SubsetTraining(
+        [parts(party) for party in rows[1:]],
+        as_tensors(label.labels)[0][training],
+        bottoms,
+        fraction,
+        config.epochs,
+        config.batch_size or len(training),
+        build_optimizer(config.optimizer),
+        config.aggregation,
+        config.seed,
+    )
+
+
+def _with(config: RunConfig, rows: PartyRows, key: str, value: float) -> GAFM:
+    """Return the objective of the settings with one parameter replaced."""
+    name, parameters = parse_spec(config.objective)
+    parameters[key] = str(value)
+    text = ",".join(f"{k}={v}" for k, v in parameters.items())
+    made = objective_for(replace(config, objective=f"{name}:{text}"), rows)
+    if not isinstance(made, GAFM):
+        raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
+    return made

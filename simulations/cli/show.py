@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_vfl.leakage.monitor import MEMBERSHIP
+from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.results import RUN, table
 from flower_vfl.simulations.studies.run_metrics import leaks, utilities
 from flower_vfl.specs import parse_spec
@@ -66,20 +67,6 @@ def show_result(document: dict[str, Any]) -> None:
     )
     if config["out"]:
         console.print(f"saved in {config['out']}", highlight=False, soft_wrap=True)
-
-
-def text_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
-) -> Table:
-    """Return a table for the terminal; all but the first columns are numbers."""
-    table = Table()
-    for place, head in enumerate(heads):
-        table.add_column(
-            head, justify="left" if place < left else "right", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:

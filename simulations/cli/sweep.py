@@ -13,6 +13,7 @@ from rich.console import Console
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.checks import check_trials, default_attacks
 from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.printing import metric_name, text_table
 from flower_vfl.simulations.studies.methods import (
     VANILLA,
     parse_method,
@@ -23,7 +24,6 @@ from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 
 from .options import takes_settings
-from .show import text_table
 from .study_options import (
     AsJson,
     Engine,
@@ -105,8 +105,8 @@ def sweep(
 
 def _show(found: dict[str, Any], table: str) -> None:
     """Print the points of every curve, the area under each, and the table's path."""
-    metric = found["metric"].replace("_", " ").replace("auc", "AUC")
-    heads = ["defense", "setting", metric, "largest leak", "privacy", "utility"]
+    heads = ["defense", "setting", metric_name(found["metric"])]
+    heads += ["largest leak", "privacy", "utility"]
     points, areas = [], []
     for defense, curve in found["curves"].items():
         areas.append([defense, f"{curve['area']:.3f}"])

@@ -1,12 +1,16 @@
 """Datasets by name or from files, divided by columns and prepared for each party."""
 
 from .files import data_folders
-from .partitioner import partitioned_columns
 from .party_files import infer_task, order_by_ids, read_party_file
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
 from .types import Dataset, InputSpec, PartyData
-from .vertical import party_columns, prepare_party, vertical_split
+from .vertical import (
+    partitioned_columns,
+    party_columns,
+    prepare_party,
+    vertical_split,
+)
 
 __all__ = [
     "Dataset",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +15,39 @@ from flower_vfl.objectives import Task
 from .types import Dataset, Pictures
 
 
-@dataclass(frozen=True)
-class TableReader:
-    """Reads a table from a CSV file, or from scikit-learn if there is no file."""
-
-    label: str
-    task: Task = "binary"
-    classes: tuple[str, ...] = ("no", "yes")
-    ids: str | None = None
-    test: str | None = None
-    categorical: tuple[str, ...] = ()
-    log_columns: tuple[str, ...] = ()
-    bundled: Callable[..., Any] | None = None  # of sklearn.datasets
-
-    def __call__(self, name: str, path: Path | None, target: str | None) -> Dataset:
-        """Return the dataset."""
-        frame = self._read(path)
-        regression = self.task == "regression"
-        labels = frame[self.label].to_numpy(np.float32 if regression else np.int64)
-        used = {self.label, self.ids, self.test}
-        return Dataset(
-            name=name,
-            task=self.task,
-            classes=() if regression else self.classes,
-            labels=labels.copy(),
-            ids=_ids(frame, self.ids),
-            table=frame[[column for column in frame.columns if column not in used]],
-            test_mask=None if self.test is None else frame[self.test].to_numpy() == 1,
-            log_columns=self.log_columns,
-        )
-
-    def _read(self, path: Path | None) -> pd.DataFrame:
-        if path is None:
-            assert self.bundled is not None  # otherwise the file was required
-            frame: pd.DataFrame = self.bundled(as_frame=True).frame
-            return frame
-        numbers = {self.label, self.test}
-        columns = [str(c) for c in pd.read_csv(path, nrows=0).columns]
-        codes = columns if self.categorical == ("*",) else self.categorical
-        dtypes = {column: str for column in codes if column not in numbers}
-        return pd.read_csv(path, dtype=dtypes)
+def read_table(
+    name: str,
+    path: Path | None,
+    target: str | None,
+    *,
+    label: str,
+    task: Task = "binary",
+    classes: tuple[str, ...] = ("no", "yes"),
+    ids: str | None = None,
+    test: str | None = None,
+    categorical: tuple[str, ...] = (),
+    log_columns: tuple[str, ...] = (),
+    bundled: Callable[..., Any] | None = None,
+) -> Dataset:
+    """Return a table from a CSV file, or from scikit-learn if there is no file."""
+    if path is not None:
+        columns = [str(column) for column in pd.read_csv(path, nrows=0).columns]
+        codes = set(columns if categorical == ("*",) else categorical) - {label, test}
+        frame = pd.read_csv(path, dtype=dict.fromkeys(codes, str))
+    else:
+        assert bundled is not None  # otherwise the file was required
+        frame = bundled(as_frame=True).frame
+    regression = task == "regression"
+    return Dataset(
+        name=name,
+        task=task,
+        classes=() if regression else classes,
+        labels=frame[label].to_numpy(np.float32 if regression else np.int64).copy(),
+        ids=_ids(frame, ids),
+        table=frame.drop(columns=list(filter(None, (label, ids, test)))),
+        test_mask=None if test is None else frame[test].to_numpy() == 1,
+        log_columns=log_columns,
+    )
 
 
 def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
@@ -67,27 +59,27 @@ def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
     return values.to_numpy(dtype=str)
 
 
-@dataclass(frozen=True)
-class TextReader:
-    """Reads a table with one text column."""
-
-    text: str
-    label: str
-    classes: tuple[str, ...]
-    first: int = 0
-
-    def __call__(self, name: str, path: Path, target: str | None) -> Dataset:
-        """Return the dataset."""
-        frame = pd.read_csv(path, keep_default_na=False)
-        return Dataset(
-            name=name,
-            task="binary" if len(self.classes) == 2 else "multiclass",
-            classes=self.classes,
-            labels=frame[self.label].to_numpy(np.int64) - self.first,
-            ids=np.arange(len(frame)),
-            text=tuple(frame[self.text].tolist()),
-            test_mask=frame["is_test"].to_numpy() == 1,
-        )
+def read_text(
+    name: str,
+    path: Path,
+    target: str | None,
+    *,
+    text: str,
+    label: str,
+    classes: tuple[str, ...],
+    first: int = 0,
+) -> Dataset:
+    """Return a table with one text column; `first` is the number of the first class."""
+    frame = pd.read_csv(path, keep_default_na=False)
+    return Dataset(
+        name=name,
+        task="binary" if len(classes) == 2 else "multiclass",
+        classes=classes,
+        labels=frame[label].to_numpy(np.int64) - first,
+        ids=np.arange(len(frame)),
+        text=tuple(frame[text].tolist()),
+        test_mask=frame["is_test"].to_numpy() == 1,
+    )
 
 
 def read_imdb(name: str, path: Path, target: str | None) -> Dataset:

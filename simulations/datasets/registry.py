@@ -16,7 +16,6 @@ from flower_vfl.errors import ConfigError, unknown_name
 
 from . import openml, readers
 from .files import DataFile, locate
-from .readers import TableReader, TextReader
 from .types import Dataset
 
 Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
@@ -65,8 +64,9 @@ def _source(name: str, entry: dict[str, Any]) -> Source:
     if name in _READERS:
         return Source(_READERS[name], file, targets)
     if "text" in given:
-        return Source(TextReader(**given), file, targets)
-    return Source(TableReader(**given, bundled=_BUNDLED.get(name)), file, targets)
+        return Source(partial(readers.read_text, **given), file, targets)
+    given["bundled"] = _BUNDLED.get(name)
+    return Source(partial(readers.read_table, **given), file, targets)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text("utf-8"))

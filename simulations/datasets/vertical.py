@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.parties.schedule import TRAIN
 
 from .divide import divide_columns
 from .prepare import prepare_table
-from .text import prepare_text, vocabulary
 from .types import Dataset, InputSpec, PartyData
 
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+_VOCABULARY = 1000  # the commonest words of the training rows
 _WORD_SEED = 0
 
 
@@ -60,7 +68,7 @@ def party_columns(
     elif dataset.pictures is not None:
         columns = tuple(f"x{i}" for i in range(dataset.pictures.shape[2]))
     else:
-        columns = vocabulary(dataset, codes)
+        columns, _ = _word_counts(dataset, codes.tobytes())
     if dataset.columns_are_words or dataset.text is not None:
         order = np.random.default_rng(_WORD_SEED).permutation(len(columns))
         columns = tuple(columns[i] for i in order)
@@ -101,7 +109,7 @@ def prepare_party(
         return prepare_table(own, codes, log_columns=dataset.log_columns)
     if dataset.pictures is not None:
         return _strip(dataset, columns)
-    return prepare_text(dataset, codes, columns)
+    return _tfidf(dataset, codes, columns)
 
 
 def vertical_split(
@@ -146,6 +154,69 @@ def vertical_split(
     return [prepare_party(dataset, codes, columns) for columns in divided]
 
 
+def partitioned_columns(
+    partitioner: Partitioner,
+    codes: NDArray[np.int8],
+    label_column: str,
+    *,
+    drop: Sequence[str] = (),
+) -> list[PartyData]:
+    """Prepare the partitions of a vertical partitioner, like ``vertical_split``.
+
+    The partition with the label column becomes the label party, which comes first and
+    keeps its other columns as features. The others become the passive parties, in
+    order.
+
+    Parameters
+    ----------
+    partitioner : Partitioner
+        A ``VerticalSizePartitioner`` or ``VerticalEvenPartitioner`` of flwr-datasets
+        whose ``dataset`` is set.
+    codes : NDArray[np.int8]
+        The split of each row.
+    label_column : str
+        The label; no passive party may have it.
+    drop : Sequence[str] (default: ())
+        Columns that are not features, such as an id.
+
+    Examples
+    --------
+    >>> from flwr_datasets.partitioner import VerticalEvenPartitioner  # doctest: +SKIP
+    >>> halves = VerticalEvenPartitioner(2, active_party_columns="y")  # doctest: +SKIP
+    >>> parties = partitioned_columns(halves, codes, "y")  # doctest: +SKIP
+    """
+    numbers = range(partitioner.num_partitions)
+    frames: list[pd.DataFrame]
+    frames = [partitioner.load_partition(n).to_pandas() for n in numbers]
+    for number, frame in enumerate(frames):
+        if frame.shape[1] and len(frame) != len(codes):
+            raise ConfigError(
+                f"partition {number} has {len(frame)} rows of {len(codes)}: use a "
+                "vertical partitioner, which divides columns and keeps every row"
+            )
+    holders = [n for n in numbers if label_column in frames[n].columns]
+    if len(holders) > 1:
+        raise ConfigError(
+            f"the label column '{label_column}' is in partitions {holders}, which "
+            "would all know the labels; give active_party_columns to one partition"
+        )
+    if not holders:
+        raise ConfigError(
+            f"no partition has the label column '{label_column}'; name it in the "
+            "partitioner's active_party_columns"
+        )
+    parties = []
+    for number in sorted(numbers, key=lambda n: n not in holders):
+        own = frames[number].drop(columns=[label_column, *drop], errors="ignore")
+        if own.shape[1]:
+            parties.append(prepare_table(own, codes))
+        elif number in holders:
+            parties.append(PartyData((), None, ()))
+        else:
+            raise ConfigError(f"partition {number} has no feature column")
+    return parties
+
+
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:
     """Cut neighbouring pixel columns out of the images."""
     positions = [int(column.removeprefix("x")) for column in columns]
@@ -160,3 +231,27 @@ def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:
     channels, height, width = strip.shape[1:]
     spec = InputSpec(image=(channels, height, width))
     return PartyData((torch.from_numpy(strip),), spec, tuple(columns))
+
+
+def _tfidf(
+    dataset: Dataset, codes: NDArray[np.int8], words: Sequence[str]
+) -> PartyData:
+    """Return the TF-IDF values of one party's words, as if it knew no others."""
+    known, counts = _word_counts(dataset, codes.tobytes())
+    position = {word: index for index, word in enumerate(known)}
+    own = counts[:, [position[word] for word in words]]
+    weights = TfidfTransformer().fit(own[codes == TRAIN])
+    inputs = torch.from_numpy(weights.transform(own).toarray().astype(np.float32))
+    return PartyData((inputs,), InputSpec(numeric=len(words)), tuple(words))
+
+
+# Cached because every party of a process needs the same counts.
+@lru_cache(maxsize=4)
+def _word_counts(dataset: Dataset, codes: bytes) -> tuple[tuple[str, ...], Any]:
+    """Return the commonest words of the training rows, and each row's word counts."""
+    assert dataset.text is not None  # it is no table and has no pictures
+    train = np.flatnonzero(np.frombuffer(codes, dtype=np.int8) == TRAIN)
+    vectorizer = CountVectorizer(max_features=_VOCABULARY)
+    vectorizer.fit([dataset.text[row] for row in train])
+    words = tuple(str(word) for word in vectorizer.get_feature_names_out())
+    return words, vectorizer.transform(dataset.text).tocsr()

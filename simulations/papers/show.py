@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
+
+from flower_vfl.simulations.printing import markdown_table, text_table
 
 from .cells import SEED, Cell, Cells, cells_of, judge
 from .experiments import Experiment, experiment_names, load_experiment
@@ -78,15 +79,8 @@ def show_experiment(
     cells = cells_of(experiment, frame)
     mark = f" ({SMOKE})" if quick else ""
     console.print(f"{about['paper']}, {about['title']}{mark}", markup=False)
-    table = Table()
-    for axis in experiment.axes:
-        table.add_column(axis, overflow="fold")
-    for column in experiment.shown:
-        table.add_column(column.name, justify="right", overflow="fold")
-    for row in experiment.rows:
-        shown = [_two_lines(cell, row.missing) for cell in cells[row.labels]]
-        table.add_row(*row.labels, *shown)
-    console.print(table)
+    rows = _texts(experiment, cells, _two_lines)
+    console.print(text_table(_heads(experiment), rows, left=len(experiment.axes)))
     console.print("first line: ours; second line: the paper's", style="dim")
     notes = [*_notes(experiment, cells, quick), f"Seeds: {_seeds(experiment, frame)}"]
     for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
@@ -182,11 +176,8 @@ def as_markdown(
     lines += ["```sh", command_of(experiment, quick), "```", ""]
     if frame.empty:
         return "\n".join([*lines, "Not run yet.", ""])
-    head = [*experiment.axes, *(column.name for column in experiment.shown)]
-    lines += [_line(head), "|---" * len(head) + "|"]
-    for row in experiment.rows:
-        shown = [_one_line(cell, row.missing) for cell in cells[row.labels]]
-        lines.append(_line([*row.labels, *shown]))
+    heads, rows = _heads(experiment), _texts(experiment, cells, _one_line)
+    lines.append(markdown_table(heads, rows, left=len(heads)))
     lines += ["", f"{_seeds(experiment, frame)}.", ""]
     lines += [f"- {note}" for note in _notes(experiment, cells, quick)]
     changed = [] if quick else outdated(experiment, frame)
@@ -196,8 +187,17 @@ def as_markdown(
     return "\n".join([*lines, ""])
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+def _heads(experiment: Experiment) -> list[str]:
+    return [*experiment.axes, *(column.name for column in experiment.shown)]
+
+
+def _texts(
+    experiment: Experiment, cells: Cells, text: Callable[[Cell, str], str]
+) -> list[list[str]]:
+    return [
+        [*row.labels, *(text(cell, row.missing) for cell in cells[row.labels])]
+        for row in experiment.rows
+    ]
 
 
 def _one_line(cell: Cell, missing: str) -> str:
@@ -208,8 +208,7 @@ def _one_line(cell: Cell, missing: str) -> str:
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
     parts: list[str] = []
-    counted = [_line(_OVERVIEW), "|---" * len(_OVERVIEW) + "|"]
-    paper = ""
+    counted, paper = [], ""
     for name in experiment_names():
         experiment = load_experiment(name)
         if experiment.about["paper"] != paper:
@@ -218,14 +217,15 @@ def results_page() -> str:
         frame = saved_results(experiment)
         counted.append(_counted(experiment, frame))
         parts.append(as_markdown(experiment, frame))
-    return "\n".join([_HEAD, *counted, "", *parts])
+    overview = markdown_table(_OVERVIEW, counted, left=len(_OVERVIEW))
+    return "\n".join([_HEAD, overview, "", *parts])
 
 
-def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
+def _counted(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
     """Return a table's line of the overview."""
     title = f"{experiment.about['paper']}, {experiment.about['title']}"
     if frame.empty:
-        return _line([title, "not run yet", *[""] * (len(_OVERVIEW) - 2)])
+        return [title, "not run yet", *[""] * (len(_OVERVIEW) - 2)]
     cells = cells_of(experiment, frame)
     both = [c for row in cells.values() for c in row if c.paper and c.values]
     differing = differences_of(experiment, cells)
@@ -238,4 +238,4 @@ def _counted(experiment: Experiment, frame: pd.DataFrame) -> str:
         judged.count(True),
         judged.count(False),
     )
-    return _line([title, _seeds(experiment, frame), *map(str, counts)])
+    return [title, _seeds(experiment, frame), *map(str, counts)]

@@ -74,7 +74,7 @@ class Report:
     @property
     def metric(self) -> str:
         """The main metric of the first run, or an empty text."""
-        return "" if self.utility.empty else str(self.utility["name"].iloc[0])
+        return run_metrics.main_metric(self.records)
 
     @property
     def evaluations(self) -> pd.DataFrame:
@@ -135,12 +135,6 @@ class Report:
     def attacks(self) -> list[str]:
         """Names of the score attacks."""
         return list(dict.fromkeys(self.leaks["attack"]))
-
-
-def metric_name(metric: str) -> str:
-    """Return the name of a metric for a reader."""
-    words = metric.replace("_", " ").replace("auc", "AUC")
-    return words.replace("pearson", "Pearson's ρ")
 
 
 def short_party(party: str) -> str:

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pandas as pd
 
+from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import RUN
-from flower_vfl.simulations.studies.tradeoff import privacy, usefulness
+from flower_vfl.simulations.studies.tradeoff import tradeoff_points
 
 from .charts import Axis, Figure, Look, bar_chart, line_chart, tradeoff_chart
-from .data import SEED, Report, metric_name, short_party
+from .data import SEED, Report, short_party
 
 _POINTS = 40  # of one line
 _TICKS = 10  # as many whole numbers have a tick each
@@ -20,7 +21,7 @@ _LOG = 8.0  # a logarithmic axis from this ratio of the ends on
 
 def tradeoff_figures(report: Report) -> list[Figure]:
     """Return how much utility each defense leaves at how much privacy."""
-    points = tradeoff_points(report)
+    points = setting_points(report)
     if points.empty:
         return []
     several = points[points.duplicated("curve", keep=False)]
@@ -30,28 +31,20 @@ def tradeoff_figures(report: Report) -> list[Figure]:
     return [Figure("tradeoff", chart, "Right and up is better")]
 
 
-def tradeoff_points(report: Report) -> pd.DataFrame:
-    """Return privacy (x) and utility (y) of each setting, means over seeds."""
-    rows = []
-    for setting, own in report.by_setting():
-        found = report.utility.reindex(own.index)
-        value = float(found["value"].mean(skipna=False))
-        leaks = report.largest_leaks.loc[own.index].mean().dropna()
-        if leaks.empty or math.isnan(value):
-            continue
-        metric, family, data = found["name"].iloc[0], *own[["family", "data"]].iloc[0]
-        row = {
-            "setting": setting,
-            "curve": f"{family} ({data})" if data else family,
-            "x": privacy(
-                {str(a): leak for a, leak in leaks.items()}, report.regression
-            ),
-            "y": usefulness(found["metric"].iloc[0], value),
-            "quality": f"{metric_name(metric)} {value:.3f}",
-            "leaks": ", ".join(f"{name} {leak:.3f}" for name, leak in leaks.items()),
-        }
-        rows.append(row)
-    return pd.DataFrame(rows)
+def setting_points(report: Report) -> pd.DataFrame:
+    """Return privacy and utility of each setting, and the curve that it belongs to."""
+    points = tradeoff_points(report.records, report.runs["setting"])
+    if points.empty:
+        return points
+    own = report.settings.loc[points.index]
+    marks = (" (" + own["data"] + ")").where(own["data"] != "", "")
+    means = points["leaks"].map(
+        lambda leaks: ", ".join(f"{name} {leak:.3f}" for name, leak in leaks.items())
+    )
+    names = points["name"].map(metric_name)
+    quality = names + points["utility"].map(" {:.3f}".format)
+    points = points.assign(curve=own["family"] + marks, quality=quality, leaks=means)
+    return points.rename_axis("setting").reset_index()
 
 
 def stairs(points: pd.DataFrame) -> pd.DataFrame:

@@ -23,8 +23,8 @@ from .data import Report, short_party
 from .figures import (
     cost_figures,
     leak_figures,
+    setting_points,
     tradeoff_figures,
-    tradeoff_points,
     utility_figures,
     varied_figures,
 )
@@ -55,7 +55,7 @@ def contents(report: Report) -> dict[str, Section]:
         found["paper"] = [], [paper_table(report.study)]
     if report.kind != "scale":
         figures = tradeoff_figures(report)
-        tables = [area_table(tradeoff_points(report))] if figures else []
+        tables = [area_table(setting_points(report))] if figures else []
         found["tradeoff"] = figures, tables
     if report.varied is not None:
         found["varied"] = varied_figures(report), []

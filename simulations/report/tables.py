@@ -13,12 +13,13 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers.cells import cells_of
 from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND, measured
+from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.study import Study
 from flower_vfl.simulations.studies.tradeoff import area
 
-from .data import PLAIN, Report, metric_name
+from .data import PLAIN, Report
 
 Cell = tuple[str, float | None]  # what is written, and the number that it is sorted by
 # Where a run was kept; says nothing about it.

@@ -10,7 +10,6 @@ dominated hypervolume of the points with (0, 0) as the reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,6 @@ from .run_metrics import largest_leaks, main_metric, utilities
 from .study import Study
 
 SEED, DEFENSE = "seed", "defense"
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one setting gives, over all seeds."""
-
-    labels: dict[str, str]
-    utility: float
-    leaks: dict[str, float]
-    x: float
-    y: float
-    seeds: int
 
 
 def privacy(leaks: Mapping[str, float], regression: bool = False) -> float:
@@ -76,42 +63,48 @@ def area(points: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def points_of(study: Study) -> dict[str, list[Point]]:
-    """Return the points of every defense of a study."""
-    records = study.records()
+def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataFrame:
+    """Return privacy (x) and utility (y) of each setting, means over its runs.
+
+    `settings` has the setting of each run. A run without an evaluation or without an
+    attack is left out.
+    """
     found, leaks = utilities(records), largest_leaks(records)
     found = found[np.isfinite(found["value"]) & found.index.isin(leaks[RUN])]
-    labels = study.labels().drop(columns=SEED, errors="ignore")
-    labels = labels[labels.index.isin(found.index)]
-    labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
-    curves: dict[str, list[Point]] = {}
-    for _, runs in labels.groupby(list(labels), sort=False, dropna=False):
-        setting = {str(n): str(v) for n, v in runs.iloc[0].dropna().items()}
-        own = leaks[leaks[RUN].isin(runs.index)]
-        means = own.groupby("attack", sort=False)["leak"].mean()
-        by_attack = {str(attack): float(leak) for attack, leak in means.items()}
-        point = _point(setting, found.loc[runs.index], by_attack)
-        curves.setdefault(point.labels.pop(DEFENSE), []).append(point)
-    return curves
-
-
-def _point(
-    labels: dict[str, str], found: pd.DataFrame, leaks: dict[str, float]
-) -> Point:
-    first, utility = found.iloc[0], float(found["value"].mean())
-    x, y = privacy(leaks, first["regression"]), usefulness(first["metric"], utility)
-    return Point(labels, utility, leaks, x, y, len(found))
+    points = {}
+    for setting, own in found.groupby(settings.reindex(found.index), sort=False):
+        means = leaks[leaks[RUN].isin(own.index)].groupby("attack", sort=False)["leak"]
+        by_attack = {str(attack): float(leak) for attack, leak in means.mean().items()}
+        first, utility = own.iloc[0], float(own["value"].mean())
+        points[setting] = {
+            "name": first["name"],
+            "utility": utility,
+            "leaks": by_attack,
+            "x": privacy(by_attack, first["regression"]),
+            "y": usefulness(first["metric"], utility),
+            "seeds": len(own),
+        }
+    return pd.DataFrame.from_dict(points, orient="index")
 
 
 def tradeoff(study: Study) -> dict[str, Any]:
     """Return the curves of a study as they stand in ``study.json``."""
+    labels = study.labels().drop(columns=SEED, errors="ignore")
+    labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
+    settings = labels.groupby(list(labels), sort=False, dropna=False).ngroup()
+    found = tradeoff_points(study.records(), settings).drop(columns="name")
+    points: dict[str, list[dict[str, Any]]] = {}
+    for setting, point in found.to_dict("index").items():
+        own = {str(n): v for n, v in labels[settings == setting].iloc[0].items()}
+        own = {name: str(value) for name, value in own.items() if pd.notna(value)}
+        points.setdefault(own.pop(DEFENSE), []).append({"labels": own, **point})
     curves: dict[str, dict[str, Any]] = {}
-    for defense, points in points_of(study).items():
-        places = [(point.x, point.y) for point in points]
+    for defense, listed in points.items():
+        places = [(point["x"], point["y"]) for point in listed]
         curves[defense] = {
             "area": area(places),
             "curve": staircase(places),
-            "points": [asdict(point) for point in points],
+            "points": listed,
         }
     ranked = sorted(curves.items(), key=lambda item: -item[1]["area"])
     return {"metric": main_metric(study.records()), "curves": dict(ranked)}

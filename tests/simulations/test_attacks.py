@@ -21,6 +21,7 @@ from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.schedule import TEST, TRAIN
+from flower_vfl.simulations.app import passive_at
 from flower_vfl.simulations.attacks import (
     Active,
     Passive,
@@ -32,7 +33,6 @@ from flower_vfl.simulations.attacks import (
     split_attacks,
 )
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.nodes import passive_at
 from flower_vfl.simulations.parties import load_rows, make_passive
 from flower_vfl.simulations.results import table
 from flower_vfl.simulations.runtime.engines import run_and_attack, set_log

@@ -20,11 +20,10 @@ from flower_vfl.alignment.keys import key_text, read_key, write_key
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.parties.checkpoints import DirectoryStore
-from flower_vfl.simulations.app import client_app, make_strategy, train
+from flower_vfl.simulations.app import aligning_at, client_app, make_strategy, train
 from flower_vfl.simulations.cli.align import _by_name
 from flower_vfl.simulations.cli.predict import predict_saved
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.nodes import aligning_at
 from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[3] / "simulations" / "label_leakage"

@@ -19,18 +19,16 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.cli.compare import (
     DEFAULTS,
     compare_trials,
+    comparison_markdown,
     methods_of,
+    screen_tables,
     seeds_of,
+    table_document,
 )
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.presets import preset
 from flower_vfl.simulations.results import table
 from flower_vfl.simulations.studies import trials as trials_module
-from flower_vfl.simulations.studies.comparison import (
-    markdown_table,
-    screen_tables,
-    table_document,
-)
 from flower_vfl.simulations.studies.methods import parse_method
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
@@ -161,7 +159,7 @@ def test_the_table_fits_a_terminal(study: Study) -> None:
 
 
 def test_the_table_in_markdown(study: Study) -> None:
-    head, _, none, marvell = markdown_table(table_document(study)).splitlines()
+    head, _, none, marvell = comparison_markdown(table_document(study)).splitlines()
     assert head.startswith("| defense | test AUC | worst | best | norm |")
     assert none.startswith("| `none` | 0.920 | 0.900 | 0.940 | 0.700 ± 0.100 |")
     assert "`marvell:s=4 \\| gradient-compression`" in marvell

@@ -11,21 +11,23 @@ import pytest
 from cli_cases import call
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.cli.scale import DEFAULT, growth_text, table_of
-from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.datasets import load_dataset, party_columns
-from flower_vfl.simulations.datasets.divide import dirichlet_widths, divide_columns
-from flower_vfl.simulations.runtime.engines import run_and_attack
-from flower_vfl.simulations.studies.scaling import (
+from flower_vfl.simulations.cli.scale import (
     COLUMNS,
+    DEFAULT,
     Size,
     columns_of,
     division_of,
     found_sizes,
     growth,
+    growth_text,
     scale_trials,
     sizes_of,
+    table_of,
 )
+from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.datasets import load_dataset, party_columns
+from flower_vfl.simulations.datasets.divide import dirichlet_widths, divide_columns
+from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.study import Study, run_study
 
 SMALL = replace(
@@ -164,7 +166,7 @@ def test_the_command_prints_a_table_and_its_growth(
     assert few < many
     assert document["growth"]["bytes"] == pytest.approx(4.0)
     code, out, _ = call(capsys, monkeypatch, *arguments, "--markdown")
-    assert out.startswith("| parties | columns | test auc | norm |")
+    assert out.startswith("| parties | columns | test AUC | norm |")
     code, _, err = call(capsys, monkeypatch, "scale", "--parties", "65")
     assert code == 2 and "imdb (500)" in err
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call
 
+from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.studies.selecting import choose_delta, choose_gamma
 
 FAST = ("--epochs", "60", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
 
