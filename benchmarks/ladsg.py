@@ -51,7 +51,7 @@ from flower_vfl.leakage.completed_model import reinitialise
 from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.randomness import RandomState
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.presets import preset
+from flower_vfl.simulations.objectives import preset
 from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch
 

@@ -39,7 +39,7 @@ from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.objectives import ladistill, train_teacher
 from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.presets import preset
+from flower_vfl.simulations.objectives import preset
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch

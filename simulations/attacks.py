@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,6 @@ class Passive(ModelCompletion):
             )
         return [self.party] if self.party else list(range(1, parties + 1))
 
-    def settings(self, seed: int) -> ModelCompletion:
-        """Return the attack with the seed of one repetition."""
-        own = {f.name: getattr(self, f.name) for f in fields(ModelCompletion)}
-        return replace(ModelCompletion(**own), seed=self.seed + seed)
-
 
 @dataclass(frozen=True)
 class Active(Passive):
@@ -83,17 +77,17 @@ def split_attacks(text: str) -> list[str]:
 
 def leakage_of(config: RunConfig) -> Leakage | None:
     """Return the leakage measurements of a run, None if there are none."""
-    known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
     scores: list[str] = []
     told: Membership = ""
     for text in split_attacks(config.attack):
         name, _ = parse_spec(text)
         if name in MEMBERSHIP:
             told = build_from_spec("attack", text, MEMBERSHIP)
-        if name not in known:
-            raise unknown_name("attack", name, known)
-        if name in SCORE_ATTACKS:
+        elif name in SCORE_ATTACKS:
             scores.append(text)
+        elif name not in COMPLETIONS:
+            known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
+            raise unknown_name("attack", name, known)
     leakage = Leakage(
         attacks=tuple(scores),
         limit=config.leak_limit or None,
@@ -155,15 +149,14 @@ def optimizer_of(config: RunConfig, index: int) -> OptimizerFactory:
 
 
 def _malicious(text: str, gamma: float) -> OptimizerFactory:
+    kinds: dict[Any, Any] = {torch.optim.Adam: MaliciousAdam}
+    kinds[torch.optim.SGD] = MaliciousSGD
     honest = build_optimizer(text)
-    kinds = {torch.optim.Adam: MaliciousAdam, torch.optim.SGD: MaliciousSGD}
-    kind = honest.func if isinstance(honest, partial) else honest
-    if kind not in kinds:
+    if honest.func not in kinds:
         raise ConfigError(
             f"there is no malicious form of the optimizer '{text}'; use adam or sgd"
         )
-    assert isinstance(honest, partial)
-    return partial(kinds[kind], **honest.keywords, gamma=gamma)
+    return partial(kinds[honest.func], **honest.keywords, gamma=gamma)
 
 
 def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
@@ -201,8 +194,8 @@ def _repeat(
 
     train, test = split(TRAIN), split(TEST)
     for repetition in range(attack.seeds):
-        settings = attack.settings(repetition)
-        result = settings.run(
+        own = replace(attack, seed=attack.seed + repetition)
+        result = own.run(
             party.model.cpu(),
             *train,
             len(label.classes),
@@ -210,7 +203,7 @@ def _repeat(
             test_labels=test[1] if len(test[1]) else None,
             fresh=lambda: build_bottom(config.bottom, spec, config.width),
         )
-        yield settings.seed, result
+        yield own.seed, result
 
 
 def _figures(result: CompletionResult) -> dict[str, Any]:
@@ -220,6 +213,6 @@ def _figures(result: CompletionResult) -> dict[str, Any]:
         "labels_only_train": result.baseline_train_success,
         "labels_only_test": result.baseline_test_success,
     }
-    known = {k: v for k, v in figures.items() if v is not None and not math.isnan(v)}
     # JSON has no NaN.
-    return {"metric": result.metric, **{k: known.get(k) for k in figures}}
+    known = {k: None if v != v else v for k, v in figures.items()}
+    return {"metric": result.metric, **known}

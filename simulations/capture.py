@@ -5,7 +5,7 @@ The file holds labels too, so this works only where all parties are in one proce
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flower_vfl.strategies import VerticalStrategy
 
 from .config import RunConfig
 from .parties import load_rows
+from .results import write_whole
 
 CAPTURE_FILE = "capture.npz"
 # Names of the arrays in the file; those of one party are called ``name/party``.
@@ -103,12 +104,9 @@ class CapturingGrid(WrappedGrid):
         arrays |= self._held_out(strategy, chosen)
         arrays |= self._gradients(strategy, chosen)
         arrays[PARTIES] = np.asarray(list(self._names.values()), dtype=np.str_)
-        folder = Path(config.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{CAPTURE_FILE}.{os.getpid()}"
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        part.replace(folder / CAPTURE_FILE)
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        write_whole(Path(config.out) / CAPTURE_FILE, file.getvalue())
 
     def _held_out(self, strategy: VerticalStrategy, chosen: _Rows) -> Arrays:
         """Return embeddings and predictions of test rows, with their labels."""

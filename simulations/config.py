@@ -243,12 +243,10 @@ class RunConfig:
         for name in ("absent_labels", "absent_features"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} must be from 0 to below 1")
-        if self.transport not in TRANSPORTS:
-            raise unknown_name("transport", self.transport, TRANSPORTS)
-        if self.alignment not in ALIGNMENTS:
-            raise unknown_name("alignment", self.alignment, ALIGNMENTS)
-        if self.defense_at not in PLACEMENTS:
-            raise unknown_name("defense-at", self.defense_at, PLACEMENTS)
+        choices = {"transport": TRANSPORTS, "alignment": ALIGNMENTS}
+        for name, known in (choices | {"defense_at": PLACEMENTS}).items():
+            if getattr(self, name) not in known:
+                raise unknown_name(key(name), getattr(self, name), known)
         if self.passive and self.parties != len(self.passive_files()):
             raise ConfigError(
                 f"{len(self.passive_files())} passive files are given for "

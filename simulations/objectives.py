@@ -1,4 +1,4 @@
-"""Objectives of a run by name: ``"gafm:delta=0.05,gamma=1"``."""
+"""Objectives by name, ``"gafm:delta=0.05"``, and presets of objective and defense."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
     from .parties import PartyRows
 
 _CLASSES: tuple[Task, ...] = ("binary", "multiclass")
-OBJECTIVES: dict[str, tuple[Task, ...]] = {
-    "cross-entropy": _CLASSES,
-    "mean-squared-error": ("regression",),
-    "gafm": _CLASSES,
-    "gafm-original": ("binary", "regression"),
-    "ladistill": _CLASSES,
-    "kdk": _CLASSES,
-}
 _SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoid
 
 
@@ -153,13 +145,14 @@ def distilled(
     return kind(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
 
 
-BUILDERS: dict[str, Callable[..., Objective]] = {
-    "cross-entropy": cross_entropy,
-    "mean-squared-error": mean_squared_error,
-    "gafm": gafm,
-    "gafm-original": gafm_original,
-    "ladistill": partial(distilled, LADistill),
-    "kdk": partial(distilled, KDk),
+# How an objective is built, and the tasks that it is for.
+OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[Task, ...]]] = {
+    "cross-entropy": (cross_entropy, _CLASSES),
+    "mean-squared-error": (mean_squared_error, ("regression",)),
+    "gafm": (gafm, _CLASSES),
+    "gafm-original": (gafm_original, ("binary", "regression")),
+    "ladistill": (partial(distilled, LADistill), _CLASSES),
+    "kdk": (partial(distilled, KDk), _CLASSES),
 }
 
 
@@ -175,15 +168,16 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
         text = name + text.strip().removeprefix("auto")
     if name not in OBJECTIVES:
         raise unknown_name("objective", name, ["auto", *OBJECTIVES])
-    if task not in OBJECTIVES[name]:
-        fitting = [n for n, tasks in OBJECTIVES.items() if task in tasks]
+    if task not in OBJECTIVES[name][1]:
+        fitting = [n for n, (_, tasks) in OBJECTIVES.items() if task in tasks]
         raise ConfigError(
             f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
         )
-    return build_from_spec("objective", text, BUILDERS, setup_for(config, rows, task))
+    builders = {name: build for name, (build, _) in OBJECTIVES.items()}
+    return build_from_spec("objective", text, builders, _setup(config, rows, task))
 
 
-def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
+def _setup(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
     """Return what the objective of a run is built from."""
     embeddings = config.parties + bool(rows.data.inputs)
     joined = config.width * (embeddings if config.aggregation == "concat" else 1)
@@ -193,3 +187,31 @@ def setup_for(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
         center, scale = float(training.mean()), float(training.std()) or 1.0
     spec = rows.data.spec
     return Setup(config, task, len(rows.classes), joined, spec, center, scale)
+
+
+def ladsg(
+    distill: bool = True,
+    substitute: bool = True,
+    detect: bool = True,
+    k: int = 2,
+    eps: float = 0.3,
+    teacher: str = "auto",
+    epochs: int = 50,
+    first_epoch: FirstEpoch = "vanilla",
+) -> dict[str, str]:
+    """Return LADSG: LADistill, SGSub and Geno, each of which is optional."""
+    stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
+    objective = "auto"
+    if distill:
+        objective = f"ladistill:k={k},eps={eps:g},teacher={teacher},epochs={epochs}"
+        if first_epoch != "vanilla":
+            objective += f",first_epoch={first_epoch}"
+    return {"objective": objective, "defense": " | ".join(stages)}
+
+
+PRESETS: dict[str, Callable[..., dict[str, str]]] = {"ladsg": ladsg}
+
+
+def preset(text: str) -> dict[str, str]:
+    """Return the settings that a preset stands for."""
+    return build_from_spec("preset", text, PRESETS)

@@ -32,8 +32,7 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.specs import typed_arguments
 from flower_vfl.strategies import DEFENSES
 
-from .objectives import BUILDERS, OBJECTIVES
-from .presets import PRESETS
+from .objectives import OBJECTIVES, PRESETS
 
 VARIABLE = "FLOWER_VFL_PLUGINS"
 GROUP = "flower_vfl.plugins"
@@ -42,7 +41,7 @@ ADDED: dict[str, list[str]] = {}
 _REGISTRIES: dict[str, dict[str, Any]] = {
     "DEFENSES": DEFENSES,
     "SCORE_ATTACKS": SCORE_ATTACKS,
-    "OBJECTIVES": BUILDERS,
+    "OBJECTIVES": OBJECTIVES,
     "PRESETS": PRESETS,
 }
 _LOADED: set[str] = set()  # a plugin is loaded once per process
@@ -99,8 +98,10 @@ def added(kind: str, given: int = 0) -> list[str]:
     """Return what plugins added and what can be built without parameters."""
     ready = []
     for name in ADDED.get(kind, []):
+        method = _REGISTRIES[kind][name]
+        build = method[0] if kind == "OBJECTIVES" else method
         with suppress(ConfigError):
-            typed_arguments(kind, name, {}, _REGISTRIES[kind][name], given)
+            typed_arguments(kind, name, {}, build, given)
             ready.append(name)
     return ready
 
@@ -136,7 +137,5 @@ def _register(plugin: str, module: ModuleType) -> None:
                     f"the plugin '{plugin}' adds '{name}' to {kind}, which already has "
                     "it; choose another name"
                 )
-            if kind == "OBJECTIVES":
-                method, OBJECTIVES[name] = method
             _REGISTRIES[kind][name] = method
             ADDED.setdefault(kind, []).append(name)

@@ -132,7 +132,7 @@ def _of_file(context: typer.Context) -> list[str]:
 def methods_of(texts: Sequence[str], task: Task) -> list[Method]:
     """Return what is compared, vanilla first."""
     if not texts:
-        fitting = [n for n in added("OBJECTIVES", 1) if task in OBJECTIVES[n]]
+        fitting = [n for n in added("OBJECTIVES", 1) if task in OBJECTIVES[n][1]]
         own = [f"objective={name}" for name in fitting]
         own += [f"preset={name}" for name in added("PRESETS")]
         texts = [*DEFAULTS[task], *added("DEFENSES"), *own]

@@ -29,16 +29,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(select)
-app.command()(reproduce)
-app.command()(scale)
-app.command()(compare)
-app.command()(sweep)
-app.command()(align)
-app.command()(key)
-app.command()(report)
-app.command()(predict)
+for command in (run, select, reproduce, scale, compare, sweep):
+    app.command()(command)
+for command in (align, key, report, predict):
+    app.command()(command)
 
 
 @app.callback()

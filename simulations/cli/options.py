@@ -21,8 +21,7 @@ from flower_vfl.simulations.config_file import LISTS, OPTIONS, use_as_defaults
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
-from flower_vfl.simulations.objectives import OBJECTIVES
-from flower_vfl.simulations.presets import PRESETS, preset
+from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.strategies import DEFENSES, TRACKERS
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -1,11 +1,10 @@
 """A deployment on loopback: SuperLink, SuperNodes, TLS, keys, one file per party."""
 
-from .certificates import KeyPair, ServerFiles, make_key_pair, make_server_files
+from .certificates import ServerFiles, make_key_pair, make_server_files
 from .cluster import Cluster, PartySpec, write_party_files
 
 __all__ = [
     "Cluster",
-    "KeyPair",
     "PartySpec",
     "ServerFiles",
     "make_key_pair",

@@ -31,14 +31,6 @@ class ServerFiles:
     key: Path
 
 
-@dataclass(frozen=True)
-class KeyPair:
-    """Files of a SuperNode's key in OpenSSH format."""
-
-    private: Path
-    public: Path
-
-
 def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     """Make an authority and a server certificate; the authority's key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,19 +69,16 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     return files
 
 
-def make_key_pair(folder: Path, name: str) -> KeyPair:
+def make_key_pair(folder: Path, name: str) -> Path:
     """Make a SuperNode's key, like ``ssh-keygen -t ecdsa -b 384 -f <name>_key``."""
     folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(_CURVE())
-    pair = KeyPair(folder / f"{name}_key", folder / f"{name}_key.pub")
-    _write_private(pair.private, key, serialization.PrivateFormat.OpenSSH)
-    pair.public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        + b"\n"
+    key, private = ec.generate_private_key(_CURVE()), folder / f"{name}_key"
+    _write_private(private, key, serialization.PrivateFormat.OpenSSH)
+    text = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return pair
+    private.with_suffix(".pub").write_bytes(text + b"\n")
+    return private
 
 
 def _builder(

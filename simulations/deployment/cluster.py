@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,22 +17,21 @@ from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.datasets import load_dataset, party_columns
 from flower_vfl.simulations.runtime.flower_runtime import (
     CONNECTION,
-    LAST_LINES,
+    LOOPBACK,
     ConfigValue,
     Deadline,
     Runtime,
-    answers,
     free_port,
     plain,
+    write_connection,
+    write_settings,
 )
-from flower_vfl.simulations.runtime.process_reaper import session_members
 
-from .certificates import KeyPair, make_key_pair, make_server_files
+from .certificates import make_key_pair, make_server_files
 
 ID_COLUMN = "id"
 LABEL_COLUMN = "label"
 NAMES = ("bank", "shop", "telco")
-LOOPBACK = "127.0.0.1"
 APP = Path(__file__).resolve().parents[1] / "label_leakage"
 _POLL = 0.1  # seconds between two checks of a server or a process
 _START = 60.0  # seconds until a process must be ready
@@ -94,10 +92,10 @@ class Cluster:
         self.server = self.folder / "server"
         self.port = free_port()
         self._say = say
-        self._keys: dict[str, KeyPair] = {}
+        self._keys: dict[str, Path] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="vfl-"))
-        self._runtime = Runtime(self.server / "flower", self._scratch)
-        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.runtime = Runtime(self.server / "flower", self._scratch)
+        self.processes: dict[str, subprocess.Popen[str]] = {}
         self.tls = make_server_files(
             self.server / "certificates", [LOOPBACK, "localhost"]
         )
@@ -117,55 +115,21 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server, register the parties' keys and start their SuperNodes."""
-        self.start_server()
+        write_connection(self.server / "flower", self.port, self.tls.authority)
+        self._say(f"SuperLink: https://{LOOPBACK}:{self.port}, SuperNodes need a key")
+        self.processes |= self.runtime.start_servers(self.port, self.server, self.tls)
         self.register_parties()
         for name in self.parties:
             self.start_party(name)
-
-    def start_server(self) -> None:
-        """Start the SuperLink, and the SuperExec that starts the ServerApp."""
-        home = self.server / "flower"
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "{LOOPBACK}:{self.port}"\n'
-            f'root-certificates = "{self.tls.authority}"\n'
-        )
-        self._say(f"SuperLink: https://{LOOPBACK}:{self.port}, SuperNodes need a key")
-        self._launch(
-            "superlink",
-            "flower-superlink",
-            *("--host", LOOPBACK, "--port", str(self.port)),
-            *("--ssl-ca-certfile", str(self.tls.authority)),
-            *("--ssl-certfile", str(self.tls.certificate)),
-            *("--ssl-keyfile", str(self.tls.key)),
-            "--enable-supernode-auth",
-            # The SuperExec is started below, in a session that stop() ends.
-            *("--isolation", "process"),
-        )
-        self._launch(
-            "superexec",
-            "flower-superexec",
-            *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
-            *("--root-certificates", str(self.tls.authority)),
-        )
-        end = time.monotonic() + _START
-        while not answers(self.port, self.tls.authority):
-            if not self.is_running("superlink") or time.monotonic() > end:
-                last = "\n".join(self.log("superlink").splitlines()[-LAST_LINES:])
-                raise VerticalError(
-                    f"the SuperLink did not answer; its log ends with:\n{last}"
-                )
-            time.sleep(_POLL)
 
     def register_parties(self) -> None:
         """Make a key for each party and register its public half."""
         commands = {}
         for name in self.parties:
             self._keys[name] = make_key_pair(self.folder / name / "keys", name)
-            key = str(self._keys[name].public)
+            key = str(self._keys[name].with_suffix(".pub"))
             command = ["flwr", "supernode", "register", key, CONNECTION, "--name", name]
-            commands[name] = self._runtime.start(command)
+            commands[name] = self.runtime.start(command)
         for name, process in commands.items():
             said, _ = process.communicate(timeout=_START)
             if process.returncode:
@@ -180,22 +144,23 @@ class Cluster:
         node_config = self.folder / name / "node.toml"
         values = {"role": party.role, "name": name, "data": str(party.data)}
         values["state-dir"] = str(self.state_dir(name))
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        node_config.write_text("".join(lines))
-        self._launch(
-            name,
+        write_settings(node_config, values)
+        log = self._log_file(name)
+        command = [
+            *("env", f"FLWR_HOME={log.parent / 'flower'}"),  # one for each party
             "flower-supernode",
             *("--superlink", f"{LOOPBACK}:{self.port}"),
             *("--root-certificates", str(self.tls.authority)),
-            *("--auth-supernode-private-key", str(self._keys[name].private)),
+            *("--auth-supernode-private-key", str(self._keys[name])),
             *("--node-config", str(node_config)),
             *("--host", LOOPBACK, "--port", str(free_port())),
-        )
+        ]
+        self.processes[name] = self.runtime.start_logged(command, log)
         self._say(f"{name}: SuperNode, {party.role} party, data {party.data.name}")
 
     def stop_party(self, name: str) -> None:
         """Stop a party's SuperNode as its operator would, and wait for its end."""
-        process = self._processes[name]
+        process = self.processes[name]
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_STOP)
@@ -208,15 +173,15 @@ class Cluster:
         # The parties first, so that they can sign off at the SuperLink.
         for name in self.parties:
             if self.is_running(name):
-                self._processes[name].send_signal(signal.SIGTERM)
+                self.processes[name].send_signal(signal.SIGTERM)
         end = time.monotonic() + _STOP / 2
         while any(map(self.is_running, self.parties)) and time.monotonic() < end:
             time.sleep(_POLL)
-        self._runtime.stop()
+        self.runtime.stop()
 
     def is_running(self, name: str) -> bool:
         """Return whether a process is running."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         return process is not None and process.poll() is None
 
     def state_dir(self, name: str) -> Path:
@@ -228,19 +193,6 @@ class Cluster:
         path = self._log_file(name)
         return plain(path.read_text(errors="replace")) if path.exists() else ""
 
-    def process_ids(self, name: str, program: str) -> list[int]:
-        """Return the ids of the processes of a program that a process started."""
-        found = []
-        for pid in session_members({self._processes[name].pid}):
-            with suppress(subprocess.CalledProcessError):
-                command = ["ps", "-o", "args=", "-p", str(pid)]
-                shown = subprocess.run(
-                    command, capture_output=True, text=True, check=True
-                ).stdout
-                if any(Path(word).name == program for word in shown.split()[:3]):
-                    found.append(pid)
-        return sorted(found)
-
     def submit(self, settings: Mapping[str, ConfigValue]) -> int:
         """Submit the app with ``flwr run`` and return the id of the run."""
         secured: dict[str, ConfigValue] = {
@@ -250,9 +202,9 @@ class Cluster:
             **settings,
         }
         file = self.server / "run.toml"
-        file.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in secured.items()))
+        write_settings(file, secured)
         command = ["flwr", "run", str(APP), CONNECTION, "--run-config", str(file)]
-        process = self._runtime.start(
+        process = self.runtime.start(
             [*command, "--format", "json"], errors=subprocess.PIPE
         )
         said, complaint = process.communicate(timeout=_START)
@@ -265,31 +217,16 @@ class Cluster:
     def follow(self, run_id: int, on_line: Callable[[str], None]) -> None:
         """Show the log of a run until it ends."""
         command = ["flwr", "log", str(run_id), CONNECTION, "--stream"]
-        process = self._runtime.start(command)
-        for line in self._runtime.lines(process, Deadline(None)):
+        process = self.runtime.start(command)
+        for line in self.runtime.lines(process, Deadline(None)):
             on_line(line)
 
     def status(self, run_id: int) -> tuple[str, str]:
         """Return the status of a run and Flower's details about it."""
-        for run in self._runtime.list_runs(Deadline(_START)):
+        for run in self.runtime.list_runs(Deadline(_START)):
             if int(run["run-id"]) == run_id:
                 return str(run["status"]), plain(str(run["status-details"]))
         raise VerticalError(f"the SuperLink has no run {run_id}")
-
-    def stop_run(self, run_id: int) -> None:
-        """Stop a run with ``flwr stop``."""
-        process = self._runtime.start(["flwr", "stop", str(run_id), CONNECTION])
-        said, _ = process.communicate(timeout=_START)
-        if process.returncode:
-            raise VerticalError(f"run {run_id} was not stopped:\n{plain(said)}")
-
-    def _launch(self, name: str, *words: str) -> None:
-        path, command = self._log_file(name), list(words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name in self.parties:  # each has a Flower home of its own
-            command = ["env", f"FLWR_HOME={path.parent / 'flower'}", *command]
-        with path.open("a") as log:
-            self._processes[name] = self._runtime.start(command, log)
 
     def _log_file(self, name: str) -> Path:
         if name in self.parties:

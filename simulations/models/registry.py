@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
@@ -124,14 +123,14 @@ def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
     return built.takes
 
 
-def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> OptimizerFactory:
+def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> partial[Optimizer]:
     """Return a factory of Adam."""
-    return partial(torch.optim.Adam, lr=lr, weight_decay=weight_decay)
+    return partial(Adam, lr=lr, weight_decay=weight_decay)
 
 
-def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> OptimizerFactory:
+def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> partial[Optimizer]:
     """Return a factory of AdamW."""
-    return partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
+    return partial(AdamW, lr=lr, weight_decay=weight_decay)
 
 
 def sgd(
@@ -139,24 +138,19 @@ def sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     nesterov: bool = False,
-) -> OptimizerFactory:
+) -> partial[Optimizer]:
     """Return a factory of SGD."""
-    return partial(
-        torch.optim.SGD,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-    )
+    given = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    return partial(SGD, **given, nesterov=nesterov)
 
 
-OPTIMIZERS: dict[str, Callable[..., OptimizerFactory]] = {
+OPTIMIZERS: dict[str, Callable[..., partial[Optimizer]]] = {
     "adam": adam,
     "adamw": adamw,
     "sgd": sgd,
 }
 
 
-def build_optimizer(text: str) -> OptimizerFactory:
+def build_optimizer(text: str) -> partial[Optimizer]:
     """Return an optimizer factory for a config string."""
     return build_from_spec("optimizer", text, OPTIMIZERS)

@@ -22,7 +22,7 @@ from typing import Any
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.presets import preset
+from flower_vfl.simulations.objectives import preset
 
 from .cell_metrics import DERIVED, READINGS
 

@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from flwr.common.config import flatten_dict
 
@@ -45,8 +45,12 @@ from flower_vfl.errors import ConfigError, VerticalError, unknown_name
 
 from .process_reaper import ProcessReaper
 
+if TYPE_CHECKING:
+    from flower_vfl.simulations.deployment.certificates import ServerFiles
+
 ConfigValue = str | int | float | bool
 
+LOOPBACK = "127.0.0.1"
 CONNECTION = "flower-vfl"  # name of the SuperLink in Flower's configuration
 LAST_LINES = 30  # lines of a log that an error repeats
 _POLL = 0.05  # seconds between two checks of a process or an address
@@ -79,10 +83,8 @@ def run_app(
             "or use the in-process engine"
         )
     _check_settings(app, run_config)
-    federation = (
-        f"num-supernodes={nodes} client-resources-num-cpus=1 "
-        "client-resources-num-gpus=0.0"
-    )
+    federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
+    federation += " client-resources-num-gpus=0.0"
     deadline = Deadline(timeout)
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary_folder())
@@ -90,7 +92,7 @@ def run_app(
         port = free_port()
         _write_home(home, port, run_config)
         runtime = stack.enter_context(Runtime(home, folder))
-        runtime.start_servers(port, deadline)
+        runtime.start_servers(port, home)
         log: deque[str] = deque(maxlen=LAST_LINES)
         command = ["flwr", "run", str(app.resolve()), CONNECTION, "--stream"]
         command += ["--run-config", str(home / "run-config.toml")]
@@ -132,19 +134,30 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _write_home(home: Path, port: int, run_config: Mapping[str, ConfigValue]) -> None:
-    home.mkdir(parents=True, exist_ok=True)
     connection = home / "config.toml"
     if connection.exists() and not connection.read_text().startswith(_OWNER):
         raise ConfigError(
             f"{home} holds a Flower configuration that flower-vfl did not write; "
             "give an empty folder"
         )
-    connection.write_text(
+    write_connection(home, port)
+    write_settings(home / "run-config.toml", run_config)
+
+
+def write_connection(home: Path, port: int, authority: Path | None = None) -> None:
+    """Write Flower's configuration of a SuperLink, over TLS with an authority."""
+    home.mkdir(parents=True, exist_ok=True)
+    safety = f'root-certificates = "{authority}"' if authority else "insecure = true"
+    (home / "config.toml").write_text(
         f'{_OWNER}[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+        f'address = "{LOOPBACK}:{port}"\n{safety}\n'
     )
-    settings = [f"{_toml(key)} = {_toml(value)}\n" for key, value in run_config.items()]
-    (home / "run-config.toml").write_text("".join(settings), encoding="utf-8")
+
+
+def write_settings(path: Path, settings: Mapping[str, ConfigValue]) -> None:
+    """Write settings as a TOML file."""
+    lines = [f"{_toml(key)} = {_toml(value)}\n" for key, value in settings.items()]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _toml(value: ConfigValue) -> str:
@@ -181,19 +194,13 @@ class Deadline:
         self._start = time.monotonic()
 
     def remaining(self) -> float | None:
-        """Return the seconds that are left, at least zero."""
+        """Return the seconds that are left; raise if there are none."""
         if self._timeout is None:
             return None
-        return max(0.0, self._start + self._timeout - time.monotonic())
-
-    def check(self) -> None:
-        """Raise if no time is left."""
-        if self.remaining() == 0.0:
-            raise self.error()
-
-    def error(self) -> VerticalError:
-        """Return the error for a run that took too long."""
-        return VerticalError(
+        left = self._start + self._timeout - time.monotonic()
+        if left > 0.0:
+            return left
+        raise VerticalError(
             f"the Flower run did not end within {self._timeout} s and was stopped; "
             "raise the timeout, or see its log for what it waits for"
         )
@@ -203,10 +210,10 @@ class Runtime:
     """The processes of one run: servers, commands, and all their children."""
 
     def __init__(self, home: Path, folder: Path) -> None:
-        self._home = home
         self._environment = _environment(home, folder)
         self._processes: list[subprocess.Popen[str]] = []
         self._servers: dict[str, subprocess.Popen[str]] = {}
+        self._logs: dict[str, Path] = {}
         self._reaper = ProcessReaper(folder)
 
     def __enter__(self) -> Runtime:
@@ -243,36 +250,51 @@ class Runtime:
         self._processes.append(process)
         return process
 
-    def start_servers(self, port: int, deadline: Deadline) -> None:
-        """Start the SuperLink and a SuperExec; wait until the SuperLink answers."""
-        # Without TLS, because nothing leaves the loopback device.
-        servers = {
-            "flower-superlink": "--insecure --simulation --isolation process "
-            f"--host 127.0.0.1 --port {port}",
-            "flower-superexec": f"--insecure --runtime-api-address 127.0.0.1:{port}",
-        }
-        for name, options in servers.items():
-            with (self._home / f"{name}.log").open("w") as log:
-                self._servers[name] = self.start([name, *options.split()], log)
+    def start_servers(
+        self, port: int, logs: Path, tls: ServerFiles | None = None
+    ) -> dict[str, subprocess.Popen[str]]:
+        """Start the SuperLink and a SuperExec; wait until the SuperLink answers.
+
+        Without TLS the SuperLink simulates the nodes; with TLS their keys are needed.
+        """
+        link, executor = ["--insecure", "--simulation"], ["--insecure"]
+        if tls is not None:
+            link = ["--ssl-ca-certfile", str(tls.authority), "--enable-supernode-auth"]
+            link += ["--ssl-certfile", str(tls.certificate)]
+            link += ["--ssl-keyfile", str(tls.key)]
+            executor = ["--root-certificates", str(tls.authority)]
+        # The SuperExec is started here, in a session that stop() ends.
+        link += ["--isolation", "process", "--host", LOOPBACK, "--port", str(port)]
+        executor += ["--runtime-api-address", f"{LOOPBACK}:{port}"]
+        for name, options in (("superlink", link), ("superexec", executor)):
+            self._logs[name] = logs / f"{name}.log"
+            command = [f"flower-{name}", *options]
+            self._servers[name] = self.start_logged(command, self._logs[name])
         patience = time.monotonic() + _SERVER_START
-        while not answers(port):
+        while not answers(port, tls.authority if tls else None):
             self.check_servers()
-            deadline.check()
             if time.monotonic() > patience:
                 raise VerticalError(
                     f"the SuperLink did not answer within {_SERVER_START:.0f} s:\n"
-                    + self._log("flower-superlink")
+                    + self._log("superlink")
                 )
             time.sleep(_POLL)
         self.check_servers()  # the answer came from this SuperLink, not from another
+        return self._servers
+
+    def start_logged(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
+        """Start a command whose output is appended to a log."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            return self.start(command, file)
 
     def check_servers(self) -> None:
         """Raise if a server has ended."""
-        for command, server in self._servers.items():
+        for name, server in self._servers.items():
             if server.poll() is not None:
                 raise VerticalError(
-                    f"{command} ended with code {server.returncode}:\n"
-                    + self._log(command)
+                    f"the {name} ended with code {server.returncode}:\n"
+                    + self._log(name)
                 )
 
     def lines(
@@ -297,18 +319,17 @@ class Runtime:
                 if line is None:
                     return
                 yield line
-            deadline.check()
+            deadline.remaining()
 
     def list_runs(self, deadline: Deadline) -> list[dict[str, Any]]:
         """Return the SuperLink's list of runs."""
         command = ["flwr", "list", CONNECTION, "--format", "json"]
         process = self.start(command, errors=subprocess.PIPE)
+        answer = complaint = ""
         try:
             answer, complaint = process.communicate(timeout=deadline.remaining())
             runs: list[dict[str, Any]] = json.loads(answer)["runs"]
-        except subprocess.TimeoutExpired:
-            raise deadline.error() from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
             raise VerticalError(
                 f"flwr list did not report how the run ended:\n{answer}{complaint}"
             ) from error
@@ -327,8 +348,8 @@ class Runtime:
                 f"could not end the processes {sorted(left)} of the run"
             )
 
-    def _log(self, command: str) -> str:
-        text = (self._home / f"{command}.log").read_text(errors="replace")
+    def _log(self, name: str) -> str:
+        text = self._logs[name].read_text(errors="replace")
         return "\n".join(plain(text).splitlines()[-LAST_LINES:])
 
 
@@ -340,7 +361,7 @@ def plain(text: str) -> str:
 def free_port() -> int:
     """Return a free loopback port."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((LOOPBACK, 0))
         port: int = listener.getsockname()[1]
         return port
 
@@ -351,7 +372,7 @@ def answers(port: int, authority: Path | None = None) -> bool:
     if authority is not None:
         trust = ssl.create_default_context(cafile=str(authority))
         handlers.append(urllib.request.HTTPSHandler(context=trust))
-    address = f"{'https' if authority else 'http'}://127.0.0.1:{port}/health"
+    address = f"{'https' if authority else 'http'}://{LOOPBACK}:{port}/health"
     try:
         with urllib.request.build_opener(*handlers).open(address, timeout=1):
             return True
@@ -374,5 +395,5 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     env.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     env.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for name in ("NO_PROXY", "no_proxy"):
-        env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost"]))
+        env[name] = ",".join(filter(None, [env.get(name), LOOPBACK, "localhost"]))
     return env

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from types import TracebackType
 
 from flower_vfl.errors import ConfigError
 
@@ -31,12 +30,7 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop sampling."""
         self._done.set()
         self._thread.join()

@@ -22,8 +22,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.config_file import OPTIONS
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
-from flower_vfl.simulations.objectives import OBJECTIVES
-from flower_vfl.simulations.presets import PRESETS, preset
+from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.defenses.registry import SHORT_NAMES

@@ -18,9 +18,8 @@ from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import PartyData
 from flower_vfl.simulations.datasets.types import InputSpec
-from flower_vfl.simulations.objectives import OBJECTIVES, objective_for
+from flower_vfl.simulations.objectives import OBJECTIVES, objective_for, preset
 from flower_vfl.simulations.parties import PartyRows
-from flower_vfl.simulations.presets import preset
 from flower_vfl.strategies import DEFENSES, Compose, Geno, SGSub, build_defense
 
 
@@ -144,7 +143,7 @@ def test_what_cannot_be_built_says_why(text: str, task: str, words: str) -> None
 
 
 def test_every_objective_has_a_task() -> None:
-    for name, tasks in OBJECTIVES.items():
+    for name, (_, tasks) in OBJECTIVES.items():
         for task in tasks:
             assert isinstance(build(name, task), nn.Module)
 

@@ -22,8 +22,7 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations import plugins
 from flower_vfl.simulations.cli import main as cli
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.objectives import BUILDERS, OBJECTIVES
-from flower_vfl.simulations.presets import PRESETS
+from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS
 from flower_vfl.strategies import DEFENSES
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +261,7 @@ def run_block(block: Block, where: str, module: ModuleType) -> None:
 def plugins_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget at the end which methods of one's own were loaded."""
     monkeypatch.setenv(plugins.VARIABLE, "")
-    known: list[Any] = [DEFENSES, SCORE_ATTACKS, BUILDERS, OBJECTIVES, PRESETS]
+    known: list[Any] = [DEFENSES, SCORE_ATTACKS, OBJECTIVES, PRESETS]
     known += [plugins.ADDED, plugins._LOADED]
     before = [registry.copy() for registry in known]
     plugins.ADDED.clear()

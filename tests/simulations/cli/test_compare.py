@@ -26,7 +26,7 @@ from flower_vfl.simulations.cli.compare import (
     table_document,
 )
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.presets import preset
+from flower_vfl.simulations.objectives import preset
 from flower_vfl.simulations.results import table
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import parse_method

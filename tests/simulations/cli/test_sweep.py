@@ -20,8 +20,7 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations import plugins
 from flower_vfl.simulations.cli.compare import methods_of
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.objectives import BUILDERS, OBJECTIVES
-from flower_vfl.simulations.presets import PRESETS
+from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS
 from flower_vfl.simulations.results import table
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies import trials as trials_module
@@ -303,7 +302,7 @@ PRESETS = {"both": lambda: {"objective": "small", "defense": "flip"}}
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A file with methods of one's own; they are forgotten afterwards."""
-    registries = [DEFENSES, SCORE_ATTACKS, OBJECTIVES, BUILDERS, PRESETS, plugins.ADDED]
+    registries = [DEFENSES, SCORE_ATTACKS, OBJECTIVES, PRESETS, plugins.ADDED]
     before = [dict(registry) for registry in registries]
     monkeypatch.setattr(plugins, "_LOADED", set())
     monkeypatch.setenv(plugins.VARIABLE, "")

@@ -23,6 +23,8 @@ from fault_cases import (
 
 from flower_vfl.simulations.deployment import Cluster, make_key_pair, write_party_files
 from flower_vfl.simulations.results import load_result, table
+from flower_vfl.simulations.runtime.flower_runtime import CONNECTION
+from flower_vfl.simulations.runtime.process_reaper import session_members
 
 pytestmark = [
     pytest.mark.flower,
@@ -93,7 +95,9 @@ def test_killed_processes_cost_nothing_but_time(
     kill(cluster, "superexec", "flwr-serverapp")
     assert not (cluster.server / "result" / "result.json").exists()
 
-    cluster.stop_run(first)
+    stopping = cluster.runtime.start(["flwr", "stop", str(first), CONNECTION])
+    said, _ = stopping.communicate(timeout=60)
+    assert stopping.returncode == 0, said
     second = cluster.submit({**settings, "resume": True})
     log = Follower(cluster, second)
     log.wait()
@@ -161,7 +165,14 @@ def wait_for_step(cluster: Cluster, step: int) -> None:
 
 def kill(cluster: Cluster, name: str, program: str) -> None:
     """Kill the process that runs the ClientApp or the ServerApp."""
-    [pid] = cluster.process_ids(name, program)
+    found = []
+    for pid in session_members({cluster.processes[name].pid}):
+        shown = subprocess.run(
+            ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+        ).stdout
+        if any(Path(word).name == program for word in shown.split()[:3]):
+            found.append(pid)
+    [pid] = found
     os.kill(pid, signal.SIGKILL)
 
 

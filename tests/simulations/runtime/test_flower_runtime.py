@@ -168,7 +168,7 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
     assert {"flower-superlin", "flower-superexe", "raylet", "gcs_server"} <= during
     assert processes_of(home) == set()
     assert files_in(app) == before
-    assert (home / "flower-superlink.log").exists()
+    assert (home / "superlink.log").exists()
 
 
 @flower
@@ -264,8 +264,8 @@ def test_settings_survive_the_way_through_toml(tmp_path: Path) -> None:
         "real": 1e-7,
         "infinite": float("inf"),
     }
-    flower_runtime._write_home(tmp_path, 1, settings)
-    assert tomllib.loads((tmp_path / "run-config.toml").read_text()) == settings
+    flower_runtime.write_settings(tmp_path / "settings.toml", settings)
+    assert tomllib.loads((tmp_path / "settings.toml").read_text()) == settings
 
 
 def test_ray_gets_a_folder_with_a_short_path(
