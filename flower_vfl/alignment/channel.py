@@ -205,23 +205,22 @@ class SecureChannel:
     def state_dict(self) -> dict[str, Any]:
         """Return the secrets of this session, without a long-term private key."""
         fresh, own = self._fresh, None if self._long_term else self._identity
-        keys = [[*pair, key.hex()] for pair, key in self._keys.items()]
         return {
-            "fresh": None if fresh is None else fresh.private_bytes().hex(),
-            "own": own.private_bytes().hex() if own and fresh else None,
-            "keys": keys,
-            "sent": dict(self._sent),
-            "received": dict(self._received),
+            "fresh": None if fresh is None else fresh.private_bytes(),
+            "own": own.private_bytes() if own and fresh else None,
+            "keys": self._keys,
+            "sent": self._sent,
+            "received": self._received,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state of the same party and session."""
         fresh, own = state["fresh"], state["own"]
-        self._fresh = None if fresh is None else Identity(bytes.fromhex(fresh))
+        self._fresh = None if fresh is None else Identity(fresh)
         if own is not None:
-            self._identity = Identity(bytes.fromhex(own))
-        self._keys = {(a, b): bytes.fromhex(key) for a, b, key in state["keys"]}
-        self._sent, self._received = dict(state["sent"]), dict(state["received"])
+            self._identity = Identity(own)
+        self._keys = state["keys"]
+        self._sent, self._received = state["sent"], state["received"]
 
     def _session_key(self) -> Identity:
         if self._fresh is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,6 @@ from .elements import Group
 from .messages import REMEDY, EncryptedChunk, Header, RoundMessage
 
 
-@dataclass
-class _Partial:
-    """A list of which some chunks have come."""
-
-    header: Header  # of its first chunk
-    chunks: int
-    content: bytearray
-
-
 class ChunkCodec:
     """Splits the lists that a party sends, and joins those that it receives."""
 
@@ -29,7 +20,8 @@ class ChunkCodec:
         self._channel = channel
         self._group = group
         self._rows = rows  # most elements in a chunk
-        self._partial: dict[str, _Partial] = {}
+        # by sender: the header that must come next, and what has come before it
+        self._partial: dict[str, tuple[Header, bytearray]] = {}
 
     def chunks(self, message: RoundMessage) -> int:
         """Return the number of chunks of a list."""
@@ -46,21 +38,21 @@ class ChunkCodec:
         """Return the whole list after its last chunk, None before."""
         content = self._channel.decrypt(chunk)
         header, sender = chunk.header, chunk.header.sender
-        partial = self._partial.setdefault(sender, _Partial(header, 0, bytearray()))
-        partial.chunks += 1
-        partial.content += content
-        size, whole = len(partial.content), header.count * self._group.size
-        same = replace(partial.header, chunk=header.chunk) == header
-        if not same or partial.chunks != header.chunk + 1 or size > whole:
+        start = replace(header, chunk=0), bytearray()
+        awaited, received = self._partial.pop(sender, start)
+        received += content
+        size, whole = len(received), header.count * self._group.size
+        if header != awaited or size > whole:
             raise ChannelError(sender, "has mixed the chunks of two lists", REMEDY)
-        if partial.chunks < header.chunks:
+        number = header.chunk + 1
+        if number < header.chunks:
+            self._partial[sender] = replace(header, chunk=number), received
             return None
-        del self._partial[sender]
-        if size != whole or partial.chunks > header.chunks:
+        if size != whole or number != header.chunks:
             problem = f"has not sent the {header.count} elements that it announced"
             raise ChannelError(sender, problem, REMEDY)
         header = replace(header, chunk=0, chunks=1)
-        return RoundMessage(header, self._group.decode(partial.content))
+        return RoundMessage(header, self._group.decode(received))
 
     def close(self) -> None:
         """Forget the chunks of incomplete lists."""
@@ -69,21 +61,13 @@ class ChunkCodec:
     def state_dict(self) -> dict[str, Any]:
         """Return the incomplete lists as plain values and arrays."""
         return {
-            sender: {
-                "header": partial.header.to_list(),
-                "chunks": partial.chunks,
-                "content": np.array(partial.content, np.uint8),
-            }
-            for sender, partial in self._partial.items()
+            sender: [awaited.to_list(), np.array(received, np.uint8)]
+            for sender, (awaited, received) in self._partial.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of the same party and session."""
         self._partial = {
-            sender: _Partial(
-                Header.from_list(saved["header"]),
-                saved["chunks"],
-                bytearray(saved["content"]),
-            )
-            for sender, saved in state.items()
+            sender: (Header.from_list(awaited), bytearray(received))
+            for sender, (awaited, received) in state.items()
         }

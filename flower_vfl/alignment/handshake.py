@@ -143,9 +143,8 @@ class Handshake:
 
     def save(self) -> bytes:
         """Return the state as bytes: secrets of this session, but no ids."""
-        config = {**vars(self.config), "session": self.config.session.hex()}
         state = {
-            "config": {**config, "ring": list(self.config.ring)},
+            "config": vars(self.config),
             "exponentiations": self.exponentiations,
             "has_keys": self._has_keys,
             "channel": self._channel.state_dict(),
@@ -164,11 +163,8 @@ class Handshake:
     ) -> Handshake:
         """Return a handshake from its saved state."""
         state = _arrays(from_bytes(data))
-        fields = state["config"]
-        fields["session"] = bytes.fromhex(fields["session"])
-        fields["ring"] = tuple(fields["ring"])
         encoded = [] if state["has_keys"] else ids_of(name, ids, own)
-        restored = cls(name, HandshakeConfig(**fields), own, encoded)
+        restored = cls(name, HandshakeConfig(**state["config"]), own, encoded)
         restored.exponentiations = state["exponentiations"]
         restored._has_keys = state["has_keys"]
         restored._channel.load_state_dict(state["channel"])

@@ -7,12 +7,12 @@ written in base64 or in hexadecimal digits.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flower_vfl.errors import ConfigError, unknown_name
@@ -20,6 +20,8 @@ from flower_vfl.errors import ConfigError, unknown_name
 from .channel import Identity
 from .ids import Normaliser
 from .psi import METHODS
+
+_from_base64 = partial(base64.b64decode, validate=True)
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,9 @@ def parse_key(text: object, what: str) -> bytes:
     """Return the 32 bytes of a key."""
     plain = text.strip() if isinstance(text, str) else ""
     try:
-        written_in_hex = len(plain) == 64
-        key = (
-            bytes.fromhex(plain)
-            if written_in_hex
-            else base64.b64decode(plain, validate=True)
-        )
-    except (ValueError, binascii.Error):
+        decode = bytes.fromhex if len(plain) == 64 else _from_base64
+        key = decode(plain)
+    except ValueError:
         key = b""
     if len(key) != 32:
         raise ConfigError(

@@ -39,17 +39,11 @@ def dummy_messages(padding: int) -> list[bytes]:
 
 def shared_dummies(padding: int) -> NDArray[np.float64]:
     """Return the probability of 0, 1, ..., `padding` shared dummies."""
-
-    def log_choose(total: int, part: int) -> float:
-        return (
-            math.lgamma(total + 1)
-            - math.lgamma(part + 1)
-            - math.lgamma(total - part + 1)
-        )
-
-    every = log_choose(2 * padding, padding)
-    logs = [2 * log_choose(padding, part) - every for part in range(padding + 1)]
-    chances: NDArray[np.float64] = np.exp(np.array(logs))
+    numbers = np.arange(1, 2 * padding + 1)
+    factorial = np.append(0.0, np.log(numbers).cumsum())  # logarithms of 0!, 1!, ...
+    own = factorial[padding] - factorial[: padding + 1] - factorial[padding::-1]
+    every = factorial[-1] - 2 * factorial[padding]
+    chances: NDArray[np.float64] = np.exp(2 * own - every)
     return chances
 
 

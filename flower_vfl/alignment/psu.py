@@ -44,8 +44,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -67,11 +67,14 @@ from .elements import (
 from .padding import dummy_messages
 
 Phase = Literal["first", "blinded", "union", "universe"]
-_FIELDS = ("order", "size", "mine", "universe")  # of the state, as they are
+# Attributes of a party that its state has as they are
+_FIELDS = (
+    *("_own", "_done", "_seen", "_counts", "_complete"),
+    *("_order", "_size", "_mine", "_universe"),
+)
 
 
-@dataclass(frozen=True)
-class _Keys:
+class _Keys(NamedTuple):
     first: int  # s1
     blind: int  # s2
     rest: int  # s3
@@ -265,30 +268,19 @@ class PsuParty:
         """Return the state as plain values and arrays, without the ids."""
         keys, waiting = self._keys, self._messages
         return {
-            "keys": None if keys is None else [f"{k:x}" for k in astuple(keys)],
-            "own": self._own,
-            "dummies": waiting and [text.hex() for text in waiting[self._own :]],
-            "done": sorted(map(list, self._done)),
-            "seen": sorted(digest.hex() for digest in self._seen),
-            "counts": dict(self._counts),
-            "complete": dict(self._complete),
-            **{name: getattr(self, f"_{name}") for name in _FIELDS},
+            "keys": None if keys is None else tuple(keys),
+            "dummies": None if waiting is None else waiting[self._own :],
+            **{name: getattr(self, name) for name in _FIELDS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of the same party and session."""
         keys, dummies = state["keys"], state["dummies"]
-        self._keys = None if keys is None else _Keys(*(int(k, 16) for k in keys))
+        self._keys = None if keys is None else _Keys(*keys)
         own = [] if self._messages is None else self._messages[: self._own]
-        self._messages = None
-        if dummies is not None:
-            self._messages = [*own, *map(bytes.fromhex, dummies)]
-        self._own = state["own"]
-        self._done = {(phase, owner) for phase, owner in state["done"]}
-        self._seen = {bytes.fromhex(digest) for digest in state["seen"]}
-        self._counts, self._complete = dict(state["counts"]), dict(state["complete"])
+        self._messages = None if dummies is None else [*own, *dummies]
         for name in _FIELDS:
-            setattr(self, f"_{name}", state[name])
+            setattr(self, name, state[name])
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
         """Return the merged list of the lists of all parties."""

@@ -104,8 +104,8 @@ class Member:
         return {
             "party": self.party.state_dict(),
             "aligned": None if aligned is None else aligned.state_dict(),
-            "received": sorted(map(list, self._received)),
-            "incomplete": sorted(self._incomplete),
+            "received": self._received,
+            "incomplete": self._incomplete,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,10 +113,7 @@ class Member:
         aligned = state["aligned"]
         self.party.load_state_dict(state["party"])
         self.aligned = None if aligned is None else AlignedIds(**aligned)
-        self._received = {
-            (phase, owner, hop) for phase, owner, hop in state["received"]
-        }
-        self._incomplete = set(state["incomplete"])
+        self._received, self._incomplete = state["received"], state["incomplete"]
 
     def _check(self, header: Header) -> None:
         """Refuse a list that is not for this party, or that came before."""
