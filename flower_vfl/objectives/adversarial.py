@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError
 
-from .base import Objective, OptimizerFactory, clear_gradients
+from .base import Objective, OptimizerFactory, clear_gradients, optimizers_of
 
 
 def gan_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class AdversarialObjective(Objective):
             raise ConfigError(f"clip must be a finite number above 0, got {clip}")
         self.gamma, self.sigma, self.clip = gamma, sigma, clip
         self.gradient_parts: dict[str, Tensor] = {}
-        self._ascent: Optimizer | None = None
-        self._descent: Optimizer | None = None
+        self._ascent: list[Optimizer] = []
+        self._descent: list[Optimizer] = []
 
     @property
     @abstractmethod
@@ -55,26 +55,22 @@ class AdversarialObjective(Objective):
 
     def configure(self, make: OptimizerFactory) -> None:
         """Create one optimizer for the discriminator and one for the predictor."""
-        both = []
-        for module in (self.discriminator, self.predictor):
-            parameters = [p for p in module.parameters() if p.requires_grad]
-            both.append(make(parameters) if parameters else None)
-        self._ascent, self._descent = both
-        self.optimizers = [made for made in both if made is not None]
+        self._ascent = optimizers_of(self.discriminator, make)
+        self._descent = optimizers_of(self.predictor, make)
+        self.optimizers = self._ascent + self._descent
 
     def train_discriminator(self, real: Tensor, fake: Tensor) -> None:
         """Take one step up the GAN loss and clamp the weights to [−clip, clip]."""
-        if self._ascent is None:
-            return
-        _descend(self._ascent, -gan_loss(self.discriminator, real, fake))
-        with torch.no_grad():
-            for parameter in self.discriminator.parameters():
-                parameter.clamp_(-self.clip, self.clip)
+        for optimizer in self._ascent:
+            _descend(optimizer, -gan_loss(self.discriminator, real, fake))
+            with torch.no_grad():
+                for parameter in self.discriminator.parameters():
+                    parameter.clamp_(-self.clip, self.clip)
 
     def train_predictor(self, loss: Tensor) -> None:
         """Take one step down a loss, unless nothing is to be trained."""
-        if self._descent is not None:
-            _descend(self._descent, loss)
+        for optimizer in self._descent:
+            _descend(optimizer, loss)
 
 
 def _descend(optimizer: Optimizer, loss: Tensor) -> None:

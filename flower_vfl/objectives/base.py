@@ -69,6 +69,12 @@ def clear_gradients(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
+def optimizers_of(module: nn.Module, make: OptimizerFactory) -> list[Optimizer]:
+    """Return one optimizer over all parameters; none if none is to be trained."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return [make(parameters)] if parameters else []
+
+
 class Objective(nn.Module, ABC):
     """Base class of all objectives: owns its modules, their optimizers and the loss.
 
@@ -113,8 +119,7 @@ class Objective(nn.Module, ABC):
 
     def configure(self, make: OptimizerFactory) -> None:
         """Create the optimizers; one over all parameters unless a subclass differs."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        self.optimizers = [make(parameters)] if parameters else []
+        self.optimizers = optimizers_of(self, make)
 
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor

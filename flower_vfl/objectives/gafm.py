@@ -37,8 +37,7 @@ def class_logits(embedding: Tensor, classes: int) -> Tensor:
 def response_loss(embedding: Tensor, response: Tensor, squashed: bool = True) -> Tensor:
     """Return L_CE of equation 5: cross entropy of the embedding against ỹ."""
     if response.dim() == 2:
-        logits = class_logits(embedding, response.shape[1])
-        return -(response * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
+        return F.cross_entropy(class_logits(embedding, response.shape[1]), response)
     if squashed:
         return F.binary_cross_entropy(embedding.mean(dim=1), response)
     if embedding.shape[1] == 1:

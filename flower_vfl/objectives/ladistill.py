@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, unknown_name
 
-from .base import OptimizerFactory, Outcome
+from .base import OptimizerFactory, Outcome, optimizers_of
 from .cross_entropy import CrossEntropy
 
 FirstEpoch = Literal["vanilla", "silent"]
@@ -206,8 +206,7 @@ class LADistill(CrossEntropy):
 
     def configure(self, make: OptimizerFactory) -> None:
         """Create the top model's optimizer."""
-        parameters = [p for p in self.top.parameters() if p.requires_grad]
-        self.optimizers = [make(parameters)] if parameters else []
+        self.optimizers = optimizers_of(self.top, make)
 
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
@@ -279,13 +278,6 @@ class LADistill(CrossEntropy):
         ranked[rows] = self.rank(logits, labels).int()
         self._seen, self._ranked = [], ranked
         return ranked
-
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy against hard or soft labels."""
-        if labels.dim() == 2:
-            log_shares = F.log_softmax(self._logits(output), dim=1)
-            return -(labels * log_shares).sum(dim=1).mean()
-        return super().loss(output, labels)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the stored embeddings and the teacher's ranking."""
