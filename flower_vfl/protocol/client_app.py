@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import traceback
 from collections.abc import Callable
@@ -177,6 +178,7 @@ def _answer(
         return session.reply
 
 
+@functools.cache  # reading them takes milliseconds, and they do not change
 def versions() -> str:
     """Return the versions of the packages that must match between parties."""
     names = ("flower-vfl", "flwr", "torch")
