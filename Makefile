@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
+# In the order of tests/conftest.py: what takes long comes first.
+WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help demo test test-all coverage lint typecheck bench docs clean
 
@@ -28,13 +30,13 @@ demo: $(READY)
 	@$(BIN)/flower-vfl compare --dataset breast-cancer --out runs/demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not extra'
+	$(BIN)/python -m pytest $(WORKERS) -m 'not extra'
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest $(WORKERS)
 
 coverage: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not extra' -q \
+	$(BIN)/python -m pytest $(WORKERS) -m 'not extra' -q \
 		--cov=flower_vfl --cov=strategies --cov=simulations --cov-report=term:skip-covered
 
 lint: $(READY) typecheck

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import flwr.supercore  # noqa: F401 (it sets up the log)
@@ -28,13 +29,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one worker run what starts many processes, one after the other.
 
     Two of those at once would wait for each other's start on a small machine. They come
-    first; meanwhile the other worker does the rest.
+    first; meanwhile the other worker does the rest, and what shares a fixture, which
+    would be made again by each worker, before what stands alone.
     """
-
-    def heavy(item: pytest.Item) -> bool:
-        return any(mark.name in ("flower", "slow") for mark in item.iter_markers())
-
+    order: dict[pytest.Item, int] = {}
     for item in items:
-        if heavy(item):
-            item.add_marker(pytest.mark.xdist_group("heavy"))
-    items.sort(key=heavy, reverse=True)
+        heavy = any(mark.name in ("flower", "slow") for mark in item.iter_markers())
+        group = "heavy" if heavy else _shared_fixture(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+        order[item] = 0 if heavy else 2 if group is None else 1
+    items.sort(key=order.__getitem__)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported; it stays until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def _shared_fixture(item: pytest.Item) -> str | None:
+    """Return the place of a fixture of ours that several tests share, if any."""
+    known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    for definitions in known.values():
+        fixture = definitions[-1]
+        if fixture.scope == "session" and fixture.baseid:
+            return str(fixture.baseid)
+        if fixture.scope == "module" and fixture.baseid:
+            return item.nodeid.partition("::")[0]
+    return None

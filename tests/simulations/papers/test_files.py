@@ -112,7 +112,6 @@ def with_every_label(experiment: Experiment) -> Experiment:
 
 
 @pytest.mark.data
-@pytest.mark.xdist_group("smoke")
 @pytest.mark.parametrize(
     "whole", [False, pytest.param(True, marks=pytest.mark.extra)], ids=["some", "whole"]
 )
