@@ -23,6 +23,7 @@ from docs_cases import (
     prose_of,
     run_document,
     same_output,
+    shortened,
     slugs_of,
     table_of,
 )
@@ -90,9 +91,21 @@ def test_examples_run_and_print_what_is_shown(
     document: Path, workshop: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = short(document)
-    text, never = document.read_text(), NEVER.get(name)
-    count = run_document(text, name, capsys, workshop, never)
+    blocks, never = shortened(blocks_of(document.read_text())), NEVER.get(name)
+    count = run_document(blocks, name, capsys, workshop, never)
     assert count >= RUN_AT_LEAST.get(name, 0 if never else 1)
+
+
+@pytest.mark.extra
+def test_examples_run_at_full_length(
+    workshop: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {path: blocks_of(path.read_text()) for path in WITH_EXAMPLES}
+    longer = [path for path, blocks in full.items() if shortened(blocks) != blocks]
+    assert README in longer
+    for path in longer:
+        name = short(path)
+        run_document(full[path], name, capsys, workshop, NEVER.get(name))
 
 
 def test_no_document_with_examples_has_lost_them() -> None:
@@ -138,7 +151,7 @@ def test_a_wrong_example_is_found(
     text: str, workshop: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((Exception, SystemExit)):
-        run_document(text, "wrong.md", capsys, workshop)
+        run_document(blocks_of(text), "wrong.md", capsys, workshop)
 
 
 @pytest.mark.parametrize(
