@@ -30,11 +30,7 @@ from torch import Tensor
 from victims import complete, train
 
 from flower_vfl.leakage.completed_model import completion_scores
-from flower_vfl.leakage.completion import (
-    CompletionResult,
-    ModelCompletion,
-    summarise_completion,
-)
+from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.leakage.mixmatch import Inputs, can_mix
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.config import RunConfig
@@ -138,9 +134,18 @@ def attack(case: Case, seed: int, malicious: bool) -> Outcome:
 def report(name: str, kind: str, outcomes: list[Outcome], paper: str) -> None:
     """Print one line."""
     first = outcomes[0].result
-    summary = summarise_completion([outcome.result for outcome in outcomes])
+    columns = [
+        (
+            result.train_success,
+            result.test_success,
+            result.baseline_train_success,
+            result.baseline_test_success,
+        )
+        for result in (outcome.result for outcome in outcomes)
+    ]
     success, test, base, base_test = (
-        f"{mean:.3f}±{deviation:.3f}" for mean, deviation in summary.values()
+        f"{statistics.mean(values):.3f}±{statistics.pstdev(values):.3f}"
+        for values in zip(*columns, strict=True)
     )
     linear, linear_test = (
         f"{statistics.mean(values):.3f}"

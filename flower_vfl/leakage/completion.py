@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -57,12 +56,6 @@ from .mixmatch import (
 )
 
 Metric = Literal["auto", "accuracy", "top5", "f1", "auc"]
-_SUCCESSES = (
-    "train_success",
-    "test_success",
-    "baseline_train_success",
-    "baseline_test_success",
-)
 _MANY_CLASSES = 100  # LADSG: top-5 for CIFAR-100, top-1 for ten classes
 
 
@@ -82,8 +75,6 @@ class CompletionResult:
         All metrics of the attack; ``test`` is None without test rows.
     baseline_train, baseline_test : dict[str, float] | None
         The same for a model trained on the auxiliary labels alone.
-    scratch_train, scratch_test : dict[str, float] | None (default: None)
-        The same for MixMatch without the trained bottom model, where it was asked for.
 
     Examples
     --------
@@ -99,8 +90,6 @@ class CompletionResult:
     test: Scores | None
     baseline_train: Scores
     baseline_test: Scores | None
-    scratch_train: Scores | None = None
-    scratch_test: Scores | None = None
 
     @property
     def train_success(self) -> float:
@@ -170,8 +159,6 @@ class ModelCompletion:
     metric : str (default: "auto")
         What success means: ``"accuracy"``, ``"top5"``, ``"f1"`` or ``"auc"``. As in
         LADSG, ``"auto"`` is F1 for two classes, top-5 for 100 and more, else accuracy.
-    scratch : bool (default: False)
-        Whether MixMatch without the trained bottom model is measured as well.
     seed : int (default: 0)
         Decides which labels are known and everything that is random.
 
@@ -201,7 +188,6 @@ class ModelCompletion:
     flip: bool = False
     noise: float = 0.1
     metric: Metric = "auto"
-    scratch: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -251,26 +237,6 @@ class ModelCompletion:
             Takes and returns a batch of inputs; None fits it to them.
         """
         metric = self._metric(classes)
-        data = self._collect(inputs, labels, classes, test_inputs, test_labels, augment)
-        trained = partial(copy.deepcopy, bottom)
-        untrained = fresh or partial(reinitialise, bottom)
-        attack = self._attempt("attack", trained, data, self.freeze_bottom)
-        baseline = self._attempt("baseline", untrained, data, semi=False)
-        scratch: tuple[Scores | None, Scores | None] = (None, None)
-        if self.scratch:
-            scratch = self._attempt("scratch", untrained, data)
-        known = tuple(data.known.tolist())
-        return CompletionResult(metric, self.seed, known, *attack, *baseline, *scratch)
-
-    def _collect(
-        self,
-        inputs: Features,
-        labels: Tensor,
-        classes: int,
-        test_inputs: Features | None,
-        test_labels: Tensor | None,
-        augment: Augment | None,
-    ) -> _Data:
         rows, held = as_tensors(inputs), as_tensors(test_inputs)
         truth = _class_numbers(labels, classes, rows)
         asked = None
@@ -283,7 +249,13 @@ class ModelCompletion:
         if len(rest) < 2:
             raise ConfigError(f"{self.labels} auxiliary labels leave nothing to infer")
         change = augment or augmentation(rows, self.shift, self.flip, self.noise)
-        return _Data(rows, truth, classes, known, rest, held, asked, change)
+        data = _Data(rows, truth, classes, known, rest, held, asked, change)
+        trained = partial(copy.deepcopy, bottom)
+        untrained = fresh or partial(reinitialise, bottom)
+        attack = self._attempt("attack", trained, data, self.freeze_bottom)
+        baseline = self._attempt("baseline", untrained, data, semi=False)
+        given = tuple(known.tolist())
+        return CompletionResult(metric, self.seed, given, *attack, *baseline)
 
     def _attempt(
         self,
@@ -367,28 +339,3 @@ def _class_numbers(labels: Tensor, classes: int, inputs: Inputs) -> Tensor:
     if len(labels) != len(inputs[0]):
         raise ConfigError(f"{len(labels)} labels for {len(inputs[0])} rows of features")
     return class_numbers(labels, classes).to(inputs[0].device).long()
-
-
-def summarise_completion(
-    results: Sequence[CompletionResult],
-) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of each kind of success over several seeds.
-
-    Parameters
-    ----------
-    results : Sequence[CompletionResult]
-        At least one; all in the same metric.
-
-    Examples
-    --------
-    >>> each = [{"accuracy": value} for value in (0.5, 1.0)]
-    >>> results = [CompletionResult("accuracy", 0, (), s, None, s, None) for s in each]
-    >>> summarise_completion(results)["train_success"]
-    (0.75, 0.25)
-    """
-    summary = {}
-    for name in _SUCCESSES:
-        values = [getattr(result, name) for result in results]
-        if values and None not in values:
-            summary[name] = (statistics.mean(values), statistics.pstdev(values))
-    return summary

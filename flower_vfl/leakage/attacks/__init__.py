@@ -6,11 +6,7 @@ from flower_vfl.leakage.auc import (
     roc_auc,
     summarise,
 )
-from flower_vfl.leakage.completion import (
-    CompletionResult,
-    ModelCompletion,
-    summarise_completion,
-)
+from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.leakage.meter import LeakageMeter
 from flower_vfl.metrics import adaptive_calibration_error
 
@@ -49,5 +45,4 @@ __all__ = [
     "roc_auc",
     "spectral_attack",
     "summarise",
-    "summarise_completion",
 ]

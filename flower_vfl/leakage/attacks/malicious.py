@@ -158,20 +158,12 @@ class MaliciousAdam(_Malicious):
 
     Parameters
     ----------
-    params : ParamsT
-        Parameters or groups of them.
-    lr : float (default: 1e-3)
-        Learning rate.
+    params, lr, weight_decay, gamma, max_ratio
+        As for :class:`MaliciousSGD`; with γ = 0 it is plain Adam.
     betas : tuple[float, float] (default: (0.9, 0.999))
         Decay of the running means of the gradient and of its square.
     eps : float (default: 1e-8)
         Added to the denominator.
-    weight_decay : float (default: 0.0)
-        L2 penalty.
-    gamma : float (default: 1.0)
-        Strength γ of the scaling; 0 is plain Adam.
-    max_ratio : float (default: 5.0)
-        Largest ratio of the scaling.
 
     Examples
     --------

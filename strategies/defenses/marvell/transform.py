@@ -6,7 +6,7 @@ https://arxiv.org/abs/2102.08504. Marvell: Gaussian noise that hides the label b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -156,12 +156,6 @@ class Marvell(AdjustableTransform):
         self.s = s
         self.auc = auc
         self._last: dict[str, Noise] = {}
-        self._one_class: dict[str, int] = {}
-
-    @staticmethod
-    def bound(sum_kl: float) -> float:
-        """Return the upper bound on the AUC of any attack."""
-        return auc_bound(sum_kl)
 
     @property
     def _s(self) -> float:
@@ -180,7 +174,6 @@ class Marvell(AdjustableTransform):
             noise = self._solve(rows, classes, values, batch)
             self._last[batch.party] = noise
         else:
-            self._one_class[batch.party] = self._one_class.get(batch.party, 0) + 1
             last = self._last.get(batch.party)
             if last is None or last.directions.shape[1] != rows.shape[1]:
                 return rows
@@ -246,24 +239,19 @@ class Marvell(AdjustableTransform):
         return noise, found.sum_kl, needed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last noise and the number of one-class batches of each party."""
-        noise = {
-            party: {field.name: getattr(last, field.name) for field in fields(last)}
-            for party, last in self._last.items()
-        }
-        counts = dict(self._one_class)
-        return {**super().state_dict(), "noise": noise, "one_class": counts}
+        """Return the last noise of each party, and how far it was raised."""
+        noise = {party: dict(vars(last)) for party, last in self._last.items()}
+        return {**super().state_dict(), "noise": noise}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
-        if set(state) != {"raised", "noise", "one_class"}:
+        if set(state) != {"raised", "noise"}:
             raise ConfigError(f"{sorted(state)} is not the state of a Marvell defense")
         super().load_state_dict(state)
         self._last = {
             party: Noise(**{name: tensor.cpu() for name, tensor in saved.items()})
             for party, saved in state["noise"].items()
         }
-        self._one_class = dict(state["one_class"])
 
 
 def _unit(rows: Tensor) -> float:

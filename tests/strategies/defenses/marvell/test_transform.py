@@ -15,7 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from flower_vfl import ConfigError, PartyError
 from flower_vfl.specs import build_from_spec, write_spec
-from flower_vfl.strategies.defenses.marvell.solver import solve_marvell
+from flower_vfl.strategies.defenses.marvell.solver import auc_bound, solve_marvell
 from flower_vfl.strategies.defenses.marvell.transform import (
     Marvell,
     Noise,
@@ -79,7 +79,7 @@ def test_reports_divergence_and_bound() -> None:
     changed(Marvell(s=9.0), rows, batch)
     expected = solve_marvell(*problem_of(rows, labels, 9.0)[0]).sum_kl
     assert batch.metrics["sum_kl"] == pytest.approx(expected, rel=1e-9)
-    assert batch.metrics[AUC_BOUND] == Marvell.bound(batch.metrics["sum_kl"])
+    assert batch.metrics[AUC_BOUND] == auc_bound(batch.metrics["sum_kl"])
     assert batch.metrics["one_class"] == 0.0
     assert "marvell_s" not in batch.metrics
 
@@ -200,7 +200,6 @@ def test_a_batch_of_one_class_gets_the_last_noise_of_its_party() -> None:
         power = noise.square().sum(dim=1).mean()
         assert power == pytest.approx(one + 2 * two, rel=0.06)
         assert batch.metrics == {"one_class": 1.0}
-    assert defense.state_dict()["one_class"] == {"p1": 3, "other": 1}
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -216,7 +215,6 @@ def test_state_survives_a_file(classes: int) -> None:
     restored.load_state_dict(torch.load(file, weights_only=True))
     alone = batch_of(torch.ones(len(rows)), step=3)
     assert torch.equal(changed(restored, rows, alone), changed(defense, rows, alone))
-    assert restored.state_dict()["one_class"] == {"p1": 2}
     with pytest.raises(ConfigError, match="state"):
         restored.load_state_dict({"something": 1})
 
