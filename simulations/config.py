@@ -13,6 +13,8 @@ from flower_vfl.strategies.alignment import ALIGNMENTS
 ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+OPTIONS = {"bottom": "model"}  # settings whose option has another name
+LISTS = ("passive", "attack")  # comma-separated text, repeatable options
 _T = TypeVar("_T", str, int, float, bool)
 
 # Panels of the help; a setting without a panel has no option on the command line.

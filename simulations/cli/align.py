@@ -30,6 +30,8 @@ from flower_vfl.simulations.datasets import read_party_file
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
+from .study_options import AsJson
+
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -60,9 +62,7 @@ def align(
         Path | None,
         typer.Option(help="Folder of the mapping files; default: next to each file."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what each party learns as JSON.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Align the ids of several files in one process.
 
@@ -106,16 +106,14 @@ def key(
 ) -> None:
     """Create the key pair that other parties pin before an alignment."""
     public = key_text(write_key(file).public)
-    console = Console()
-    for line in (
+    _print_lines(
         f"private key: {file} (only you can read it; it must stay so)",
         f"public key:  {public}",
         "Node config of this party, with the public keys that the others sent you:",
         f'  alignment-key="{file.resolve()}" alignment-pins="other=KEY,third=KEY"',
         "What the others pin, under the name of this party:",
         f"  NAME={public}",
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    )
 
 
 def read_ids(path: Path, column: str) -> list[str]:
@@ -217,16 +215,14 @@ def _columns(given: str, files: int) -> list[str]:
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    console = Console()
-
-    def show(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-    show(
+    _print_lines(
         f"{document['aligned']} rows aligned by {document['method']} in "
-        f"{document['seconds']:.1f} s. What each one learns:"
+        f"{document['seconds']:.1f} s. What each one learns:",
+        *(f"  {name}: {what}" for name, what in document["revealed"].items()),
+        *(f"written: {path}" for path in document["files"].values()),
     )
-    for name, what in document["revealed"].items():
-        show(f"  {name}: {what}")
-    for path in document["files"].values():
-        show(f"written: {path}")
+
+
+def _print_lines(*lines: str) -> None:
+    for line in lines:
+        Console().print(line, highlight=False, soft_wrap=True, markup=False)

@@ -16,11 +16,11 @@ from rich.table import Table
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 from flower_vfl.simulations.checks import check_trials, default_attacks, task_of
-from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
-from flower_vfl.simulations.results import RUN as KEY
+from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import (
     completions,
@@ -43,27 +43,18 @@ from .study_options import (
     RayAddress,
     Workers,
     finish,
+    option,
     source_of,
 )
 
+_TRANSFORMS = ("none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1")
 DEFAULTS: dict[Task, tuple[str, ...]] = {
     "binary": (
-        "none",
-        "max-norm",
-        "iso:t=4",
-        "marvell:s=4",
-        "gc:keep=0.1",
+        *_TRANSFORMS,
         "objective=gafm + width=1 + aggregation=mean",
         "preset=ladsg",
     ),
-    "multiclass": (
-        "none",
-        "max-norm",
-        "iso:t=4",
-        "marvell:s=4",
-        "gc:keep=0.1",
-        "preset=ladsg",
-    ),
+    "multiclass": (*_TRANSFORMS, "preset=ladsg"),
     "regression": ("none", "max-norm", "iso:t=4", "objective=gafm-original"),
 }
 Row = Mapping[str, Any]
@@ -78,19 +69,16 @@ def compare(
     context: typer.Context,
     defenses: Annotated[
         list[str] | None,
-        typer.Option(
-            "--defense",
-            help="What to compare; once for each. A defense as for 'run', or "
+        option(
+            "What to compare; once for each. A defense as for 'run', or "
             "objective=gafm:delta=0.05, or preset=ladsg, or parts and other settings "
             f"together: 'objective=gafm + marvell:s=4'. '{VANILLA}' is always there.",
-            rich_help_panel=DEFENSE,
+            "--defense",
+            panel=DEFENSE,
         ),
     ] = None,
     seeds: Annotated[
-        str,
-        typer.Option(
-            help="How many, from --seed on; or which ones: 0,5,7.", rich_help_panel=RUN
-        ),
+        str, option("How many, from --seed on; or which ones: 0,5,7.")
     ] = "3",
     engine: Engine = "in-process",
     workers: Workers = 1,
@@ -172,7 +160,7 @@ def table_document(study: Study) -> dict[str, Any]:
     records, methods = study.records(), study.labels()[METHOD]
     done = completions(records).query("split == 'test'")
     found = largest_leaks(records).rename(columns={"leak": "value"})
-    found = pd.concat([found, done]).assign(method=lambda part: part[KEY].map(methods))
+    found = pd.concat([found, done]).assign(method=lambda part: part[RUN].map(methods))
     steps = whole_run(records, "seconds_step").rename("step").to_frame()
     # a run without an evaluation has a utility that is not a number
     runs = steps.join(utilities(records)["value"]).join(methods.rename("method"))

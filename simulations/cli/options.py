@@ -1,9 +1,10 @@
-"""The settings of a run as options of a command."""
+"""The settings of a run as options of a command, or from a TOML file."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -15,17 +16,25 @@ from flower_vfl.alignment import GROUPS, NORMALISERS
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
-from flower_vfl.simulations.attacks import COMPLETIONS
-from flower_vfl.simulations.config import DEFENSE, RUN, TYPES, RunConfig
-from flower_vfl.simulations.config_file import LISTS, OPTIONS, use_as_defaults
+from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.config import (
+    DEFENSE,
+    LISTS,
+    OPTIONS,
+    RUN,
+    TYPES,
+    RunConfig,
+)
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
-from flower_vfl.strategies import DEFENSES, TRACKERS
+from flower_vfl.strategies import DEFENSES, TRACKERS, build_defense, defense_spec
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
+_OF_RUN = {"out", "resume"}  # options of `run` only
+_SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
 
 
 def takes_settings(
@@ -147,3 +156,47 @@ def _settings(
         values |= preset(preset_name)
     # every command with these options is a simulation
     return RunConfig(**{**vars(defaults), **values, "reproducible_noise": True})
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a TOML file by the keys of Flower's run config."""
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read '{path}': {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not TOML: {error}") from error
+    defense = settings.get("defense")
+    if isinstance(defense, dict | list):
+        settings["defense"] = defense_spec(build_defense(defense))
+    for name in LISTS:
+        if isinstance(settings.get(name), list):
+            settings[name] = ",".join(map(str, settings[name]))
+    files = [name for name in str(settings.get("passive", "")).split(",") if name]
+    counted = {"parties": len(files)} if files else {}
+    RunConfig.from_run_config({**counted, **settings})  # checks keys and types
+    return settings
+
+
+def defaults_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a TOML file by the names of the options of ``run``."""
+    defaults: dict[str, Any] = {}
+    for name, value in read_settings(path).items():
+        option = name.replace("-", "_")
+        if option not in _SETTABLE:
+            raise ConfigError(
+                f"'{path}': '{name}' is set by the command itself; use it with flwr run"
+            )
+        if name == "out" and not value:
+            continue  # an empty path would be the current folder
+        if name in LISTS:
+            value = split_attacks(value)
+        defaults[OPTIONS.get(option, option)] = value
+    return defaults
+
+
+def use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of a file the defaults of a command's options."""
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **defaults_of(path)}
+    return path

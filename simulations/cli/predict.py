@@ -35,6 +35,8 @@ from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
 
+from .study_options import AsJson
+
 
 def predict(
     run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
@@ -54,9 +56,7 @@ def predict(
         Path | None,
         typer.Option(help="CSV file to write; default: standard output."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the predictions as JSON.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict with the saved model of a run."""
     set_log(verbose=False)

@@ -11,6 +11,8 @@ import typer
 
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
 
+from .study_options import AsJson
+
 
 def report(
     folder: Annotated[
@@ -25,9 +27,7 @@ def report(
     opened: Annotated[
         bool, typer.Option("--open", help="Open the report in the browser.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the paths as JSON and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write report.html: tables and charts in one file that needs no network."""
     path = write_report(folder, pictures)

@@ -33,7 +33,7 @@ from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
-from .study_options import show_errors
+from .study_options import AsJson, AsMarkdown, Workers, show_errors
 
 
 def reproduce(
@@ -57,18 +57,12 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="How often each row is run.", min=1)
     ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Runs at the same time, on Ray.", min=1)
-    ] = 1,
+    workers: Workers = 1,
     out: Annotated[
         Path, typer.Option(help="Folder in which each table has a folder of its own.")
     ] = Path("runs"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else.")
-    ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
+    markdown: AsMarkdown = False,
     write: Annotated[
         Path | None,
         typer.Option(

@@ -11,52 +11,34 @@ from typing import Annotated
 import typer
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.simulations.config import RUN, RunConfig
+from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import PARTIES_FOLDER
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 
 from .options import takes_settings
 from .show import show_result
+from .study_options import AsJson, option
 
 
 @takes_settings()
 def run(
     config: RunConfig,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue from the newest checkpoint in --out.",
-            rich_help_panel=RUN,
-        ),
+        bool, option("Continue from the newest checkpoint in --out.", "--resume")
     ] = False,
     engine: Annotated[
         str,
-        typer.Option(
-            help="in-process: all parties in this process (fast). ray: parties are "
-            "Flower clients under 'flwr run' that Ray actors keep in memory. flower: "
-            "the same with one plain Flower message per request (slow).",
-            rich_help_panel=RUN,
+        option(
+            "in-process: all parties in this process (fast). ray: parties are Flower "
+            "clients under 'flwr run' that Ray actors keep in memory. flower: the same "
+            "with one plain Flower message per request (slow)."
         ),
     ] = "in-process",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for result.json and the trained modules.", rich_help_panel=RUN
-        ),
+        Path | None, option("Folder for result.json and the trained modules.")
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print the result as JSON and nothing else.",
-            rich_help_panel=RUN,
-        ),
-    ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Show Flower's log.", rich_help_panel=RUN),
-    ] = False,
+    as_json: AsJson = False,
+    verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
 ) -> None:
     """Train one model over several parties and report its metrics."""
     if engine not in ENGINES:

@@ -30,7 +30,7 @@ from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import build_from_spec
 
 from .options import takes_settings
-from .study_options import AsJson, AsMarkdown, Engine, Out, finish, source_of
+from .study_options import AsJson, AsMarkdown, Engine, Out, finish, option, source_of
 
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
 LEAKAGE, COST = "leakage", "cost"  # its parts
@@ -68,18 +68,13 @@ class Size:
 def scale(
     config: RunConfig,
     parties: Annotated[
-        str,
-        typer.Option(
-            help="Numbers of passive parties, separated by commas.",
-            rich_help_panel=DATA,
-        ),
+        str, option("Numbers of passive parties, separated by commas.", panel=DATA)
     ] = "1,2,4,8,16",
     uneven: Annotated[
         str,
-        typer.Option(
-            help="Divide columns unevenly: dirichlet:alpha=0.5, and seed=1 for other "
-            "shares.",
-            rich_help_panel=DATA,
+        option(
+            "Divide columns unevenly: dirichlet:alpha=0.5, and seed=1 for others.",
+            panel=DATA,
         ),
     ] = "",
     seeds: Annotated[

@@ -14,43 +14,21 @@ from flower_vfl.simulations.config import RUN, RunConfig
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
 
-Workers = Annotated[
-    int,
-    typer.Option(help="Runs at the same time, on Ray.", rich_help_panel=RUN),
-]
-RayAddress = Annotated[
-    str,
-    typer.Option(
-        help="A running Ray cluster; empty: this machine.", rich_help_panel=RUN
-    ),
-]
-Gpus = Annotated[
-    float,
-    typer.Option(help="GPUs of each run on Ray, e.g. 0.25.", rich_help_panel=RUN),
-]
-Engine = Annotated[
-    str,
-    typer.Option(help="As for 'run'.", rich_help_panel=RUN),
-]
+
+def option(help: str, *names: str, panel: str = RUN) -> Any:
+    """Return an option of a command in a panel of its help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+Workers = Annotated[int, option("Runs at the same time, on Ray.")]
+RayAddress = Annotated[str, option("A running Ray cluster; empty: this machine.")]
+Gpus = Annotated[float, option("GPUs of each run on Ray, e.g. 0.25.")]
+Engine = Annotated[str, option("As for 'run'.")]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the study; what is finished there is not repeated.",
-        rich_help_panel=RUN,
-    ),
+    Path | None, option("Folder of the study; what is finished there is not repeated.")
 ]
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print the result as JSON and nothing else.", rich_help_panel=RUN
-    ),
-]
-
-
-AsMarkdown = Annotated[
-    bool,
-    typer.Option("--markdown", help="The table in Markdown.", rich_help_panel=RUN),
-]
+AsJson = Annotated[bool, option("Print the result as JSON and nothing else.", "--json")]
+AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
 
 
 def source_of(config: RunConfig) -> str:

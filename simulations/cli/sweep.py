@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.checks import check_trials, default_attacks
-from flower_vfl.simulations.config import DEFENSE, RUN, RunConfig
+from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.printing import metric_name, text_table
 from flower_vfl.simulations.studies.methods import (
     VANILLA,
@@ -32,6 +32,7 @@ from .study_options import (
     RayAddress,
     Workers,
     finish,
+    option,
     source_of,
 )
 
@@ -42,20 +43,19 @@ def sweep(
     context: typer.Context,
     values: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="Values to try, as in seed=0,1,2: of a setting, of a parameter of one "
+        option(
+            "Values to try, as in seed=0,1,2: of a setting, of a parameter of one "
             "(defense.s=1,4) or of a method (marvell.s=1,4). Once for each; every "
             "combination is run.",
-            rich_help_panel=RUN,
+            "--set",
         ),
     ] = None,
     defenses: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A defense, or what 'compare' takes for one; once for each.",
             "--defense",
-            help="A defense, or what 'compare' takes for one; once for each.",
-            rich_help_panel=DEFENSE,
+            panel=DEFENSE,
         ),
     ] = None,
     engine: Engine = "in-process",
@@ -64,11 +64,7 @@ def sweep(
     gpus: Gpus = 0.0,
     out: Out = None,
     format: Annotated[
-        str,
-        typer.Option(
-            help="Kind of the file with all results: csv or parquet.",
-            rich_help_panel=RUN,
-        ),
+        str, option("Kind of the file with all results: csv or parquet.")
     ] = "csv",
     as_json: AsJson = False,
 ) -> None:

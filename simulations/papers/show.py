@@ -10,9 +10,8 @@ from rich.console import Console
 
 from flower_vfl.simulations.printing import markdown_table, text_table
 
-from .cells import SEED, Cell, Cells, cells_of, judge
 from .experiments import Experiment, experiment_names, load_experiment
-from .reproduce import outdated, saved_results
+from .reproduce import SEED, Cell, Cells, cells_of, judge, outdated, saved_results
 
 SMOKE = "smoke run: far too little data and training to mean anything"
 _HEAD = """# Results

@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.papers.cells import cells_of
 from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
-from flower_vfl.simulations.papers.reproduce import KIND, measured
+from flower_vfl.simulations.papers.reproduce import KIND, cells_of, measured
 from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies import run_metrics

@@ -18,8 +18,7 @@ from typing import Any
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
-from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.config_file import OPTIONS
+from flower_vfl.simulations.config import OPTIONS, RunConfig
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset

@@ -9,7 +9,7 @@ import pytest
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.cli import main as cli
-from flower_vfl.simulations.config_file import defaults_of, read_settings
+from flower_vfl.simulations.cli.options import defaults_of, read_settings
 
 
 @pytest.fixture

@@ -14,9 +14,11 @@ from cli_cases import call
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
-from flower_vfl.simulations.papers.cells import Verdict, cells_of, judge
 from flower_vfl.simulations.papers.experiments import read_experiment
 from flower_vfl.simulations.papers.reproduce import (
+    Verdict,
+    cells_of,
+    judge,
     measured,
     outdated,
     run_experiment,

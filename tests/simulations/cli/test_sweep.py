@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,9 @@ from hypothesis import strategies as st
 from study_cases import document_of
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations import plugins
 from flower_vfl.simulations.cli.compare import methods_of
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS
-from flower_vfl.simulations.results import table
-from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import (
     parse_method,
@@ -38,7 +33,6 @@ from flower_vfl.simulations.studies.tradeoff import (
     usefulness,
 )
 from flower_vfl.simulations.studies.trials import Trial
-from flower_vfl.strategies import DEFENSES
 
 TINY = ("--limit", "120", "--epochs", "1", "--attack", "norm")
 
@@ -261,58 +255,6 @@ def test_what_is_wrong_is_said_before_any_run(
 
 # --- methods of one's own -----------------------------------------------------------
 
-OWN = """
-import torch
-from flower_vfl import CrossEntropy
-
-
-class Flip:
-    requires_labels = False
-
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
-
-    def __call__(self, gradient, batch):
-        drawn = torch.rand(len(gradient), 1, generator=batch.generator())
-        return torch.where(drawn < self.share, -gradient, gradient)
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
-class FirstColumn:
-    def __call__(self, gradient, known):
-        return gradient[:, 0]
-
-
-def small(setup, factor: float = 0.5):
-    return CrossEntropy(setup.top(), setup.classes)
-
-
-DEFENSES = {"flip": Flip}
-SCORE_ATTACKS = {"first-column": FirstColumn}
-OBJECTIVES = {"small": (small, ("binary",))}
-PRESETS = {"both": lambda: {"objective": "small", "defense": "flip"}}
-"""
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A file with methods of one's own; they are forgotten afterwards."""
-    registries = [DEFENSES, SCORE_ATTACKS, OBJECTIVES, PRESETS, plugins.ADDED]
-    before = [dict(registry) for registry in registries]
-    monkeypatch.setattr(plugins, "_LOADED", set())
-    monkeypatch.setenv(plugins.VARIABLE, "")
-    path = tmp_path / "own_methods.py"
-    path.write_text(OWN)
-    yield str(path)
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
-
 
 def test_own_methods_appear_in_compare_and_sweep(
     own: str,
@@ -339,23 +281,6 @@ def test_own_methods_appear_in_compare_and_sweep(
     assert {"flip", "objective=small", "preset=both"} < set(texts)
     assert "objective=small" not in [m.text for m in methods_of([], "multiclass")]
     assert os.environ[plugins.VARIABLE] == own
-
-
-@pytest.mark.slow
-@pytest.mark.flower
-def test_own_methods_are_known_to_the_processes_of_a_run(
-    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plugins.use_plugins([own])
-    config = RunConfig(
-        limit=120, epochs=1, defense="flip", objective="small", attack="first-column"
-    )
-    trials = [Trial({"seed": str(s)}, config) for s in (0, 1)]
-    study = run_study(tmp_path, "sweep", "t", trials, workers=2)
-    assert not study.errors
-    assert set(study.frame()) >= {"leak_first-column", "test_auc"}
-    document = run_and_attack(config, "ray")
-    assert "first-column" in set(table(document)["attack"])
 
 
 @pytest.mark.parametrize(

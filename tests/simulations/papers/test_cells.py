@@ -23,8 +23,8 @@ from flower_vfl.simulations.papers.cell_metrics import (
     neighbours,
     series,
 )
-from flower_vfl.simulations.papers.cells import Cell, compare
 from flower_vfl.simulations.papers.experiments import Column
+from flower_vfl.simulations.papers.reproduce import Cell, compare
 from flower_vfl.simulations.parties import load_rows
 from flower_vfl.simulations.results import PARTIES_FOLDER, table
 from flower_vfl.simulations.runtime.engines import run_and_attack

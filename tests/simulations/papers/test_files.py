@@ -15,7 +15,6 @@ from cli_cases import call
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.checks import check_run
 from flower_vfl.simulations.papers import show as reproduce_show
-from flower_vfl.simulations.papers.cells import cells_of
 from flower_vfl.simulations.papers.experiments import (
     PAPERS,
     Experiment,
@@ -23,7 +22,7 @@ from flower_vfl.simulations.papers.experiments import (
     experiment_names,
     load_experiment,
 )
-from flower_vfl.simulations.papers.reproduce import measured, run_experiment
+from flower_vfl.simulations.papers.reproduce import cells_of, measured, run_experiment
 from flower_vfl.simulations.papers.show import as_markdown
 
 NAMES = experiment_names()
