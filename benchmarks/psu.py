@@ -37,8 +37,7 @@ from torch import nn
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.alignment import GROUPS, METHODS, Identity, encode_ids
-from flower_vfl.alignment.channel import SecureChannel
-from flower_vfl.alignment.chunks import ChunkCodec
+from flower_vfl.alignment.channel import ChunkCodec, SecureChannel
 from flower_vfl.alignment.elements import Elements, Group, Progress, cores
 from flower_vfl.alignment.groups import Modp, make_group
 from flower_vfl.alignment.messages import HandshakeConfig, RoundMessage

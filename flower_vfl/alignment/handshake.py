@@ -20,8 +20,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.parties.checkpoints import Store, from_bytes, to_bytes
 
-from .channel import SecureChannel
-from .chunks import ChunkCodec
+from .channel import ChunkCodec, SecureChannel
 from .groups import make_group
 from .ids import encode_ids
 from .keys import AlignmentSettings
@@ -155,14 +154,14 @@ class Handshake:
                 for message, number in self._pending
             ],
         }
-        return to_bytes(_tensors(state))
+        return to_bytes(_exchanged(state))
 
     @classmethod
     def restore(
         cls, data: bytes, name: str, own: AlignmentSettings, ids: Any
     ) -> Handshake:
         """Return a handshake from its saved state."""
-        state = _arrays(from_bytes(data))
+        state = _exchanged(from_bytes(data))
         encoded = [] if state["has_keys"] else ids_of(name, ids, own)
         restored = cls(name, HandshakeConfig(**state["config"]), own, encoded)
         restored.exponentiations = state["exponentiations"]
@@ -207,30 +206,23 @@ class SavedAlignment:
         """Save it, for runs that resume."""
         aligned = self.aligned.state_dict()
         state = {"alignment": aligned, "fingerprint": self.fingerprint}
-        store.save(CHECKPOINT, _tensors(state))
+        store.save(CHECKPOINT, _exchanged(state))
 
     @classmethod
     def load(cls, store: Store) -> SavedAlignment | None:
         """Return the saved alignment, None if there is none."""
         if CHECKPOINT not in store.tags():
             return None
-        state = _arrays(store.load(CHECKPOINT))
+        state = _exchanged(store.load(CHECKPOINT))
         return cls(AlignedIds(**state["alignment"]), state["fingerprint"])
 
 
-def _tensors(state: Any) -> Any:
-    """Return a state with tensors in place of arrays, as checkpoints need them."""
+def _exchanged(state: Any) -> Any:
+    """Return a state with tensors, as checkpoints need them, for arrays, or back."""
     if isinstance(state, np.ndarray):
         return torch.from_numpy(np.require(state, requirements=["C", "W"]))
-    if isinstance(state, Mapping):
-        return {key: _tensors(value) for key, value in state.items()}
-    return [_tensors(value) for value in state] if isinstance(state, list) else state
-
-
-def _arrays(state: Any) -> Any:
-    """Return a state with arrays in place of tensors."""
     if isinstance(state, Tensor):
         return state.numpy()
     if isinstance(state, Mapping):
-        return {key: _arrays(value) for key, value in state.items()}
-    return [_arrays(value) for value in state] if isinstance(state, list) else state
+        return {key: _exchanged(value) for key, value in state.items()}
+    return [_exchanged(value) for value in state] if isinstance(state, list) else state

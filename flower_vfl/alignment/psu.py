@@ -191,11 +191,7 @@ class PsuParty:
             raise ListError(f"the lists are merged by '{self.ring[0]}'")
         if owner not in self._counts or owner in self._complete:
             raise ListError(f"the complete list of '{owner}' came out of turn")
-        if len(elements) != self._counts[owner]:
-            raise ListError(
-                f"the list of '{owner}' has {len(elements)} elements; it announced "
-                f"{self._counts[owner]}"
-            )
+        self._check_count(owner, elements)
         # no check against lists seen before: parties with the same ids send the same
         check_ascending(elements)
         self.group.validate(elements)
@@ -332,17 +328,15 @@ class PsuParty:
 
     def _check_list(self, owner: str, elements: Elements, ascending: bool) -> None:
         """Refuse a wrong count, a repeated element and a list that came before."""
+        self._check_count(owner, elements)
+        self._check_new(elements)
+        (check_ascending if ascending else check_distinct)(elements)
+
+    def _check_count(self, owner: str, elements: Elements) -> None:
         count = self._counts.setdefault(owner, len(elements))
         if count != len(elements):
-            raise ListError(
-                f"the list of '{owner}' has {len(elements)} elements; it announced "
-                f"{count}"
-            )
-        self._check_new(elements)
-        if ascending:
-            check_ascending(elements)
-        else:
-            check_distinct(elements)
+            problem = f"has {len(elements)} elements; it announced {count}"
+            raise ListError(f"the list of '{owner}' {problem}")
 
     def _check_new(self, elements: Elements) -> None:
         if not len(elements):

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from rings import HEADER, make_channels, make_members
 
-from flower_vfl.alignment.channel import ChannelError
-from flower_vfl.alignment.chunks import ChunkCodec
+from flower_vfl.alignment.channel import ChannelError, ChunkCodec
 from flower_vfl.alignment.groups import make_group
 from flower_vfl.alignment.messages import REMEDY, EncryptedChunk
 from flower_vfl.alignment.ring import Member
