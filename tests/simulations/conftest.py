@@ -1,17 +1,22 @@
-"""Fixtures of the tests that look at datasets, and of those that look at reports."""
+"""Fixtures: dataset files, a study to report on, and methods of one's own."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_cases import BASE, DEFENSES
 
+from flower_vfl.leakage.attacks import SCORE_ATTACKS
+from flower_vfl.simulations import plugins
 from flower_vfl.simulations.datasets import data_folders
+from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS
 from flower_vfl.simulations.studies.study import Trial, run_study
+from flower_vfl.strategies import DEFENSES as KNOWN_DEFENSES
 
 
 @pytest.fixture
@@ -57,3 +62,56 @@ def made_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study_folder(made_study: Path, tmp_path: Path) -> Path:
     """Return a copy of the study that a test may change."""
     return Path(shutil.copytree(made_study, tmp_path / "study"))
+
+
+OWN = """
+import torch
+from flower_vfl import CrossEntropy
+
+
+class Flip:
+    requires_labels = False
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+    def __call__(self, gradient, batch):
+        drawn = torch.rand(len(gradient), 1, generator=batch.generator())
+        return torch.where(drawn < self.share, -gradient, gradient)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class FirstColumn:
+    def __call__(self, gradient, known):
+        return gradient[:, 0]
+
+
+def small(setup, factor: float = 0.5):
+    return CrossEntropy(setup.top(), setup.classes)
+
+
+DEFENSES = {"flip": Flip}
+SCORE_ATTACKS = {"first-column": FirstColumn}
+OBJECTIVES = {"small": (small, ("binary",))}
+PRESETS = {"both": lambda: {"objective": "small", "defense": "flip"}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A file with methods of one's own; they are forgotten afterwards."""
+    registries = [KNOWN_DEFENSES, SCORE_ATTACKS, OBJECTIVES, PRESETS, plugins.ADDED]
+    before = [dict(registry) for registry in registries]
+    monkeypatch.setattr(plugins, "_LOADED", set())
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    path = tmp_path / "own_methods.py"
+    path.write_text(OWN)
+    yield str(path)
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from flower_vfl.grids.in_process import InProcessGrid
+from flower_vfl.simulations import plugins
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import table
-from flower_vfl.simulations.runtime.flower_runtime import run_app
+from flower_vfl.simulations.runtime.engines import run_and_attack
 
-APP = Path(__file__).parents[2] / "simulations" / "label_leakage"
 PARTIES = ("label", "passive-1", "passive-2")
 
 
@@ -30,31 +30,35 @@ def placed(config: RunConfig, folder: Path) -> RunConfig:
     ("transport", "engine"), [("plain", "flower"), ("resident", "ray")]
 )
 def test_flwr_run_ends_with_the_weights_of_the_in_process_run(
-    transport: str, engine: str, tmp_path: Path
+    transport: str, engine: str, own: str, tmp_path: Path
 ) -> None:
+    """Its processes know the methods of one's own."""
+    plugins.use_plugins([own])
     config = RunConfig(
         epochs=1,
         batch_size=152,  # three steps
         transport=transport,
         bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
         label_share="0.2",
-        defense="marvell:s=4 | geno",
+        objective="small",
+        defense="marvell:s=4 | flip | geno",
         defense_at="label" if engine == "ray" else "strategy",
         reproducible_noise=True,
-        attack="norm,cosine",
+        attack="norm,cosine,first-column",
     )
     here, there = placed(config, tmp_path / "here"), placed(config, tmp_path / "there")
     threads = torch.get_num_threads()
     with InProcessGrid(client_app, 3, here.to_run_config()) as grid:
         train(grid, here, "in-process", progress=False)
     torch.set_num_threads(threads)
-    run_app(APP, run_config=there.to_run_config(), nodes=3, timeout=240)
+    run_and_attack(there, engine)
 
     ours, theirs = (
         json.loads((folder / "result.json").read_text())
         for folder in (tmp_path / "here", tmp_path / "there")
     )
     assert theirs["engine"] == engine
+    assert "first-column" in set(table(theirs)["attack"])
     measured = "not metric.str.contains('seconds')"
     pd.testing.assert_frame_equal(
         *(table(d).query(measured).reset_index(drop=True) for d in (ours, theirs))

@@ -18,6 +18,7 @@ import pytest
 from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.simulations import plugins
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import FORMAT, load_result, table, tables
 from flower_vfl.simulations.studies import study as study_module
@@ -327,10 +328,13 @@ def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.flower
-def test_runs_on_ray_find_the_same_as_runs_here(tmp_path: Path) -> None:
+def test_runs_on_ray_find_the_same_as_runs_here(own: str, tmp_path: Path) -> None:
+    """And know the methods of one's own."""
     import ray
 
-    config = replace(TINY, attack="norm,passive:labels=10,steps=20")
+    plugins.use_plugins([own])
+    attack = "norm,first-column,passive:labels=10,steps=20"
+    config = replace(TINY, attack=attack, defense="flip", objective="small")
     trials = [Trial({"seed": str(s)}, replace(config, seed=s)) for s in (0, 1)]
     wrong = Trial({"seed": "2"}, replace(config, seed=2, data_dir="", dataset="moon"))
     here = run_study(tmp_path / "here", "sweep", "t", [*trials, wrong])
@@ -345,6 +349,7 @@ def test_runs_on_ray_find_the_same_as_runs_here(tmp_path: Path) -> None:
             assert document[part] == here.documents[key][part]
         both = [table(d).query("step > 0") for d in (document, here.documents[key])]
         pd.testing.assert_frame_equal(*both)
+    assert set(there.frame()) >= {"leak_first-column", "test_auc"}
 
 
 def test_a_real_run_is_kept_without_its_parties(tmp_path: Path) -> None:
