@@ -63,10 +63,13 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_run_prints_a_table_and_json_prints_json_only() -> None:
-    shown = run_cli("run", "--epochs", "2")
-    assert "test auc" in shown.stdout
-    assert "passive parties" in shown.stdout
+def test_run_prints_a_table_and_json_prints_json_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, shown, _ = call(capsys, monkeypatch, "run", "--epochs", "2")
+    assert code == 0
+    assert "test auc" in shown
+    assert "passive parties" in shown
     printed = run_cli("run", "--epochs", "2", "--json")
     document = json.loads(printed.stdout)
     assert len(training_losses(document)) == 2
