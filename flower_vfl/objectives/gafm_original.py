@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, unknown_name
 
-from .adversarial import AdversarialObjective, gan_loss, gradient_of
 from .base import Outcome, Task, class_numbers, finite_numbers
+from .gafm import AdversarialObjective, gan_loss, gradient_of
 
 GAMMA = {"binary": 300.0, "regression": 800.0}
 

@@ -34,15 +34,11 @@ def defense_mod(
 
     Parameters
     ----------
-    transform : object
-        A gradient transform or its config string, such as ``"marvell:s=4"``.
+    transform, record, arrays, seed
+        As for :func:`defended_grid`.
     message_type : str | Sequence[str] | None (default: None)
         Type of the messages whose replies hold gradients; None for every message of
         the app or function with this mod.
-    record : str | None (default: None)
-        Name of the array record that holds them; None for every array record.
-    arrays : str | Sequence[str] | None (default: None)
-        Their names in it; None for every array.
     labels : Labels | Callable[[Message, Context], Labels] | None (default: None)
         Labels of the rows of a gradient, for a transform that requires them: an array,
         or a function of the answered message and the context of the node.
@@ -50,9 +46,6 @@ def defense_mod(
         Name of the party that the gradient is for; None for the name of its array.
     epoch : int | Callable[[Message, Context], int] (default: 1)
         The epoch, for a transform that changes with it.
-    seed : int | None (default: None)
-        Seed of the noise; None draws a secret one. Whoever knows the seed can subtract
-        the noise, so give one only to repeat an experiment.
     report : str | None (default: None)
         Name of a metric record to add to the reply, with the metrics of the transform
         as ``<party>.<metric>``; None reports nothing to the server.

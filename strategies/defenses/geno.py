@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ def outlier_limit(norms: Iterable[float]) -> float:
     return middle + DEVIATIONS * max(deviation, SMALLEST_DEVIATION * middle)
 
 
+@dataclass(eq=False)
 class Geno(RowTransform):
     """Withhold the gradient of a party whose norm is an outlier.
 
@@ -117,36 +119,30 @@ class Geno(RowTransform):
     {'withheld': 1.0}
     """
 
-    def __init__(
-        self,
-        lambda_: float | None = None,
-        warmup: int = 20,
-        window: int = 500,
-        patience: int | None = 500,
-        response: float | None = 5.0,
-        rise: float = 2.0,
-        exclude: bool = False,
-    ) -> None:
-        given = lambda_ is None or 0.0 < lambda_ < math.inf
-        require(given, "lambda_", "a positive number or none", lambda_)
-        require(warmup >= 1, "warmup", "at least 1", warmup)
-        require(window >= warmup, "window", f"at least warmup ({warmup})", window)
-        patient = patience is None or patience >= 1
-        require(patient, "patience", "at least 1 or none", patience)
-        measured = response is None or 1.0 < response < math.inf
-        require(measured, "response", "above 1 or none", response)
-        require(1.0 < rise < math.inf, "rise", "above 1", rise)
-        unknown = exclude and response is None
-        require(not unknown, "exclude", "false where response is none", exclude)
-        self.lambda_ = lambda_
-        self.warmup = warmup
-        self.window = window
-        self.patience = patience
+    lambda_: float | None = None
+    warmup: int = 20
+    window: int = 500
+    patience: int | None = 500
+    response: float | None = 5.0
+    rise: float = 2.0
+    exclude: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        given = self.lambda_ is None or 0.0 < self.lambda_ < math.inf
+        require(given, "lambda_", "a positive number or none", self.lambda_)
+        require(self.warmup >= 1, "warmup", "at least 1", self.warmup)
+        least = f"at least warmup ({self.warmup})"
+        require(self.window >= self.warmup, "window", least, self.window)
+        patient = self.patience is None or self.patience >= 1
+        require(patient, "patience", "at least 1 or none", self.patience)
+        measured = self.response is None or 1.0 < self.response < math.inf
+        require(measured, "response", "above 1 or none", self.response)
+        require(1.0 < self.rise < math.inf, "rise", "above 1", self.rise)
+        unknown = self.exclude and self.response is None
+        require(not unknown, "exclude", "false where response is none", self.exclude)
         self.history: dict[str, deque[float]] = {}
         self.streak: dict[str, int] = {}  # withheld steps in a row
-        self.response = response
-        self.rise = rise
-        self.exclude = exclude
         self.responses = Responses()
         self.suspects: set[str] = set()
 

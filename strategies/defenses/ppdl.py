@@ -7,6 +7,7 @@ Vertical Federated Learning (Fu et al., USENIX Security 2022).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -57,6 +58,7 @@ def share_selected(
     return shared.reshape(rows.shape)
 
 
+@dataclass(eq=False)
 class PPDL(RowTransform):
     """Share a few noisy entries, chosen at random among the large ones.
 
@@ -87,27 +89,21 @@ class PPDL(RowTransform):
     25 entries, none above 0.001
     """
 
-    def __init__(
-        self,
-        theta: float = 0.5,
-        eps: float = 1.8,
-        sensitivity: float = 1.0,
-        gamma: float = 0.001,
-        tau: float = 1e-4,
-    ) -> None:
-        require(0.0 < theta <= 1.0, "theta", "above 0 and at most 1", theta)
-        require(0.0 < eps < math.inf, "eps", "a positive number", eps)
-        finite = 0.0 <= sensitivity < math.inf
-        require(finite, "sensitivity", "a number from 0", sensitivity)
-        require(0.0 < gamma < math.inf, "gamma", "a positive number", gamma)
-        require(0.0 <= tau < math.inf, "tau", "a number from 0", tau)
-        self.theta = theta
-        self.eps = eps
-        self.sensitivity = sensitivity
-        self.gamma = gamma
-        self.tau = tau
+    theta: float = 0.5
+    eps: float = 1.8
+    sensitivity: float = 1.0
+    gamma: float = 0.001
+    tau: float = 1e-4
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        share = self.theta
+        require(0.0 < share <= 1.0, "theta", "above 0 and at most 1", share)
+        for name, value in (("eps", self.eps), ("gamma", self.gamma)):
+            require(0.0 < value < math.inf, name, "a positive number", value)
+        for name, value in (("sensitivity", self.sensitivity), ("tau", self.tau)):
+            require(0.0 <= value < math.inf, name, "a number from 0", value)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the entries that are shared, and zeros."""
-        settings = self.eps, self.sensitivity, self.gamma, self.tau
-        return share_selected(rows, self.theta, batch.generator(), *settings)
+        return share_selected(rows, generator=batch.generator(), **vars(self))

@@ -154,6 +154,7 @@ def sgsub(
     return search(original, score, tau, max_attempts, generator)
 
 
+@dataclass(eq=False)
 class SGSub(RowTransform):
     """Replace the gradient by a sampled one of similar direction and shape.
 
@@ -192,29 +193,23 @@ class SGSub(RowTransform):
     True
     """
 
-    def __init__(
-        self,
-        w_cos: float = 0.5,
-        w_m: float = 0.5,
-        tau: float = 1.0,
-        max_attempts: int = 20,
-        literal: bool = False,
-    ) -> None:
-        require(0.0 <= w_cos < math.inf, "w_cos", "a number from 0", w_cos)
-        require(0.0 <= w_m < math.inf, "w_m", "a number from 0", w_m)
-        require(not math.isnan(tau), "tau", "a number", tau)
-        require(max_attempts >= 1, "max_attempts", "at least 1", max_attempts)
-        self.w_cos = w_cos
-        self.w_m = w_m
-        self.tau = tau
-        self.max_attempts = max_attempts
-        self.literal = literal
+    w_cos: float = 0.5
+    w_m: float = 0.5
+    tau: float = 1.0
+    max_attempts: int = 20
+    literal: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        for name, weight in (("w_cos", self.w_cos), ("w_m", self.w_m)):
+            require(0.0 <= weight < math.inf, name, "a number from 0", weight)
+        require(not math.isnan(self.tau), "tau", "a number", self.tau)
+        most = self.max_attempts
+        require(most >= 1, "max_attempts", "at least 1", most)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
-        weights = self.w_cos, self.w_m
-        stop = self.tau, self.max_attempts
-        found = sgsub(rows, batch.generator(), *weights, *stop, self.literal)
+        found = sgsub(rows, batch.generator(), **vars(self))
         batch.metrics["sgsub_attempts"] = float(found.attempts)
         batch.metrics["sgsub_score"] = found.score
         return found.rows

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from flower_vfl import ConfigError
 from flower_vfl.objectives import GAFM
-from flower_vfl.objectives.adversarial import gan_loss
 from flower_vfl.objectives.gafm import (
+    gan_loss,
     match_columns,
     randomized_response,
     response_loss,

@@ -37,16 +37,11 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels.long(), minlength=classes)
 
 
-def majority_class(counts: Tensor) -> int:
-    """Return the most frequent class; of several the first."""
-    return int(counts.argmax())
-
-
 def minority_class(counts: Tensor) -> int:
     """Return the rarest class that occurs, other than the majority; 1 of 0 and 1."""
     rare = counts.clone()
     rare[rare == 0] = torch.iinfo(rare.dtype).max - 1  # never chosen: no label has it
-    rare[majority_class(counts)] = torch.iinfo(rare.dtype).max
+    rare[counts.argmax()] = torch.iinfo(rare.dtype).max
     return int(rare.argmin())
 
 
@@ -132,7 +127,7 @@ class Majority(LabelSynthesizer):
     """The most frequent class of the own labels."""
 
     def _number(self) -> int:
-        return majority_class(class_counts(self.own, self.classes))
+        return int(class_counts(self.own, self.classes).argmax())
 
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return that class for every row."""
