@@ -15,7 +15,6 @@ from rich.table import Table
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
-from flower_vfl.simulations.checks import check_trials, default_attacks, task_of
 from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
@@ -31,7 +30,12 @@ from flower_vfl.simulations.studies.run_metrics import (
 )
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.tradeoff import DEFENSE as METHOD
-from flower_vfl.simulations.studies.trials import Trial
+from flower_vfl.simulations.studies.trials import (
+    Trial,
+    check_trials,
+    default_attacks,
+    task_of,
+)
 
 from .options import takes_settings
 from .study_options import (

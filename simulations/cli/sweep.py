@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.simulations.checks import check_trials, default_attacks
 from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.printing import metric_name, text_table
 from flower_vfl.simulations.studies.methods import (
@@ -22,6 +21,7 @@ from flower_vfl.simulations.studies.methods import (
 )
 from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
+from flower_vfl.simulations.studies.trials import check_trials, default_attacks
 
 from .options import takes_settings
 from .study_options import (

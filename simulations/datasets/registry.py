@@ -1,4 +1,4 @@
-"""The datasets by name."""
+"""The datasets by name, and the readers of their files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn import datasets as bundled
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn import datasets as sklearn_datasets
 
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.objectives import Task
 
-from . import openml, readers
+from . import openml
 from .files import DataFile, locate
-from .types import Dataset
+from .types import Dataset, Pictures
 
 Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
 
@@ -30,6 +33,143 @@ class Source:
     targets: tuple[str, ...] = ()
 
 
+def read_table(
+    name: str,
+    path: Path | None,
+    target: str | None,
+    *,
+    label: str,
+    task: Task = "binary",
+    classes: tuple[str, ...] = ("no", "yes"),
+    ids: str | None = None,
+    test: str | None = None,
+    categorical: tuple[str, ...] = (),
+    log_columns: tuple[str, ...] = (),
+    bundled: Callable[..., Any] | None = None,
+) -> Dataset:
+    """Return a table from a CSV file, or from scikit-learn if there is no file."""
+    if path is not None:
+        columns = [str(column) for column in pd.read_csv(path, nrows=0).columns]
+        codes = set(columns if categorical == ("*",) else categorical) - {label, test}
+        frame = pd.read_csv(path, dtype=dict.fromkeys(codes, str))
+    else:
+        assert bundled is not None  # otherwise the file was required
+        frame = bundled(as_frame=True).frame
+    regression = task == "regression"
+    return Dataset(
+        name=name,
+        task=task,
+        classes=() if regression else classes,
+        labels=frame[label].to_numpy(np.float32 if regression else np.int64).copy(),
+        ids=_ids(frame, ids),
+        table=frame.drop(columns=list(filter(None, (label, ids, test)))),
+        test_mask=None if test is None else frame[test].to_numpy() == 1,
+        log_columns=log_columns,
+    )
+
+
+def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
+    if column is None:
+        return np.arange(len(frame))
+    values = frame[column]
+    if pd.api.types.is_integer_dtype(values.dtype):
+        return values.to_numpy(np.int64).copy()
+    return values.to_numpy(dtype=str)
+
+
+def read_text(
+    name: str,
+    path: Path,
+    target: str | None,
+    *,
+    text: str,
+    label: str,
+    classes: tuple[str, ...],
+    first: int = 0,
+) -> Dataset:
+    """Return a table with one text column; `first` is the number of the first class."""
+    frame = pd.read_csv(path, keep_default_na=False)
+    return Dataset(
+        name=name,
+        task="binary" if len(classes) == 2 else "multiclass",
+        classes=classes,
+        labels=frame[label].to_numpy(np.int64) - first,
+        ids=np.arange(len(frame)),
+        text=tuple(frame[text].tolist()),
+        test_mask=frame["is_test"].to_numpy() == 1,
+    )
+
+
+def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
+    """Return IMDB reviews as one 0/1 column for each of the 500 commonest words."""
+    with np.load(path) as stored:
+        words = [str(word) for word in stored["vocab"]]
+        bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
+        return Dataset(
+            name=name,
+            task="binary",
+            classes=("negative", "positive"),
+            labels=stored["y"].astype(np.int64),
+            ids=np.arange(len(bits)),
+            table=pd.DataFrame(bits, columns=words),
+            test_mask=stored["is_test"] == 1,
+            columns_are_words=True,
+        )
+
+
+def read_ham10000(name: str, path: Path, target: str | None) -> Dataset:
+    """Return HAM10000's images of skin lesions, grouped by lesion."""
+    with np.load(path) as stored:
+        diagnosis = target == "dx"
+        names = tuple(str(value) for value in stored["dx_names"])
+        return Dataset(
+            name=name,
+            task="multiclass" if diagnosis else "binary",
+            classes=names if diagnosis else ("other", "melanoma"),
+            labels=stored["dx" if diagnosis else "y"].astype(np.int64),
+            ids=stored["image_id"].astype(np.int64),
+            pictures=_jpegs(stored["blob"], stored["offset"], (3, 64, 64)),
+            groups=stored["lesion"].astype(np.int64),
+        )
+
+
+def read_bhi(name: str, path: Path, target: str | None) -> Dataset:
+    """Return patches of breast tissue, grouped by patient."""
+    with np.load(path) as stored:
+        return Dataset(
+            name=name,
+            task="binary",
+            classes=("healthy", "carcinoma"),
+            labels=stored["y"].astype(np.int64),
+            ids=np.arange(len(stored["y"])),
+            pictures=_jpegs(stored["blob"], stored["offset"], (3, 50, 50)),
+            groups=stored["patient"].astype(np.int64),
+        )
+
+
+def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
+    """Return the CIFAR-10 subset, training rows before test rows."""
+    with np.load(path) as stored:
+        labels = np.concatenate([stored["y_train"], stored["y_test"]])
+        pixels = np.concatenate([stored["x_train"], stored["x_test"]])
+        return Dataset(
+            name=name,
+            task="multiclass",
+            classes=tuple(str(value) for value in stored["classes"]),
+            labels=labels.astype(np.int64),
+            ids=np.arange(len(labels)),
+            pictures=Pictures((3, 32, 32), pixels=pixels),
+            test_mask=np.arange(len(labels)) >= len(stored["y_train"]),
+        )
+
+
+def _jpegs(
+    blob: NDArray[np.uint8], offset: NDArray[np.int64], shape: tuple[int, int, int]
+) -> Pictures:
+    spans = np.stack([offset[:-1], offset[1:]], axis=1)
+    return Pictures(shape, blob=blob, spans=spans)
+
+
 _FETCHED = {
     "spambase": openml.SPAMBASE,
     "credit-default": openml.CREDIT_DEFAULT,
@@ -37,17 +177,17 @@ _FETCHED = {
     "adult": openml.ADULT,
 }
 _BUNDLED: dict[str, Callable[..., Any]] = {
-    "breast-cancer": bundled.load_breast_cancer,
-    "wdbc": bundled.load_breast_cancer,
-    "diabetes": bundled.load_diabetes,
-    "diabetes-raw": partial(bundled.load_diabetes, scaled=False),
-    "digits": bundled.load_digits,
+    "breast-cancer": sklearn_datasets.load_breast_cancer,
+    "wdbc": sklearn_datasets.load_breast_cancer,
+    "diabetes": sklearn_datasets.load_diabetes,
+    "diabetes-raw": partial(sklearn_datasets.load_diabetes, scaled=False),
+    "digits": sklearn_datasets.load_digits,
 }
 _READERS: dict[str, Reader] = {
-    "imdb": readers.read_imdb,
-    "ham10000": readers.read_ham10000,
-    "bhi": readers.read_bhi,
-    "cifar10": readers.read_cifar10,
+    "imdb": read_imdb,
+    "ham10000": read_ham10000,
+    "bhi": read_bhi,
+    "cifar10": read_cifar10,
 }
 
 
@@ -64,9 +204,9 @@ def _source(name: str, entry: dict[str, Any]) -> Source:
     if name in _READERS:
         return Source(_READERS[name], file, targets)
     if "text" in given:
-        return Source(partial(readers.read_text, **given), file, targets)
+        return Source(partial(read_text, **given), file, targets)
     given["bundled"] = _BUNDLED.get(name)
-    return Source(partial(readers.read_table, **given), file, targets)
+    return Source(partial(read_table, **given), file, targets)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text("utf-8"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -123,12 +124,12 @@ def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
     return built.takes
 
 
-def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> partial[Optimizer]:
+def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> partial[Adam]:
     """Return a factory of Adam."""
     return partial(Adam, lr=lr, weight_decay=weight_decay)
 
 
-def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> partial[Optimizer]:
+def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> partial[AdamW]:
     """Return a factory of AdamW."""
     return partial(AdamW, lr=lr, weight_decay=weight_decay)
 
@@ -138,13 +139,14 @@ def sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     nesterov: bool = False,
-) -> partial[Optimizer]:
+) -> partial[SGD]:
     """Return a factory of SGD."""
-    given = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    return partial(SGD, **given, nesterov=nesterov)
+    return partial(
+        SGD, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
+    )
 
 
-OPTIMIZERS: dict[str, Callable[..., partial[Optimizer]]] = {
+OPTIMIZERS: dict[str, Callable[..., partial[Any]]] = {
     "adam": adam,
     "adamw": adamw,
     "sgd": sgd,

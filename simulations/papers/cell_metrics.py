@@ -13,7 +13,7 @@ import pandas as pd
 from sklearn.neighbors import NearestNeighbors
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.leakage.monitor import FLIPPED, LEAK
+from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
 from flower_vfl.specs import parse_spec

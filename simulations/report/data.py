@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.monitor import FLIPPED, LEAK
+from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
 from flower_vfl.simulations.results import RUN, load_result, tables
 from flower_vfl.simulations.studies import run_metrics

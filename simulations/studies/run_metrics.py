@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from flower_vfl.leakage.monitor import FLIPPED, LEAK
+from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
 from flower_vfl.specs import parse_spec

@@ -93,11 +93,11 @@ def tradeoff(study: Study) -> dict[str, Any]:
     labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
     settings = labels.groupby(list(labels), sort=False, dropna=False).ngroup()
     found = tradeoff_points(study.records(), settings).drop(columns="name")
-    points: dict[str, list[dict[str, Any]]] = {}
+    points: dict[str, list[dict[Any, Any]]] = {}
     for setting, point in found.to_dict("index").items():
         own = {str(n): v for n, v in labels[settings == setting].iloc[0].items()}
         own = {name: str(value) for name, value in own.items() if pd.notna(value)}
-        points.setdefault(own.pop(DEFENSE), []).append({"labels": own, **point})
+        points.setdefault(own.pop(DEFENSE), []).append({"labels": own} | point)
     curves: dict[str, dict[str, Any]] = {}
     for defense, listed in points.items():
         places = [(point["x"], point["y"]) for point in listed]

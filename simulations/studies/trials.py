@@ -1,4 +1,4 @@
-"""The runs of a study, one after the other here or several at a time on Ray."""
+"""The runs of a study: checked, then run one by one here or several at once on Ray."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.plugins import load_plugins, plugin_names
+from flower_vfl.errors import ConfigError, VerticalError
+from flower_vfl.leakage.attacks.registry import (
+    DEFAULT_ATTACKS,
+    SCORE_ATTACKS,
+    build_attack,
+    fits,
+)
+from flower_vfl.objectives import Task
+from flower_vfl.simulations.attacks import check_attacks, split_attacks
+from flower_vfl.simulations.config import DATA, FILES, RunConfig, parse_rates
+from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
+from flower_vfl.simulations.objectives import objective_for
+from flower_vfl.simulations.parties import PartyRows, load_rows
+from flower_vfl.simulations.plugins import ADDED, load_plugins, plugin_names
 from flower_vfl.simulations.results import FORMAT, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
+from flower_vfl.specs import parse_spec
+from flower_vfl.strategies import build_defense
 
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
+_OF_DATA = [f.name for f in fields(RunConfig) if f.metadata["panel"] in (DATA, FILES)]
 _LEFT = (PARTIES_FOLDER, RESULT_FILE)  # not kept with the others
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
@@ -180,3 +195,58 @@ def _ray(address: str, cpus: int) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def task_of(config: RunConfig) -> Task:
+    """Return the task of a run's data."""
+    task = _rows(config, 0).task
+    assert task is not None  # it is the label party's
+    return task
+
+
+def default_attacks(config: RunConfig) -> str:
+    """Return the score attacks that fit a run's data: the usual ones and plugins'."""
+    task = task_of(config)
+    fitting = [name for name in ADDED.get("SCORE_ATTACKS", []) if fits(name, task)]
+    return ",".join([*DEFAULT_ATTACKS[task], *fitting])
+
+
+def check_run(config: RunConfig) -> None:
+    """Build what a run is made of, and refuse what cannot be built."""
+    build_defense(config.defense or "none")
+    build_optimizer(config.optimizer)
+    parse_rates(config.learning_rate)
+    check_attacks(config)
+    for text in split_attacks(config.attack):
+        if parse_spec(text)[0] in SCORE_ATTACKS:
+            build_attack(text, task_of(config))
+    objective_for(config, _rows(config, 0))
+    spec = _rows(config, 1).data.spec
+    assert spec is not None  # a passive party without columns was refused
+    build_bottom(config.bottom, spec, config.width)
+
+
+def check_trials(trials: Iterable[Trial]) -> None:
+    """Check every run of a study before the first one starts."""
+    checked = set()
+    for trial in trials:
+        config = replace(trial.config, seed=0)  # no seed is wrong
+        if config in checked:
+            continue
+        checked.add(config)
+        try:
+            check_run(config)
+        except VerticalError as error:
+            labels = ", ".join(f"{n} {v}" for n, v in trial.labels.items())
+            raise ConfigError(f"{labels}: {error}") from error
+    _load.cache_clear()  # the runs load what they need themselves
+
+
+def _rows(config: RunConfig, index: int) -> PartyRows:
+    data = {name: getattr(config, name) for name in _OF_DATA}
+    return _load(RunConfig(**data), index)
+
+
+@lru_cache(maxsize=2)  # the same data for most runs of a study
+def _load(config: RunConfig, index: int) -> PartyRows:
+    return load_rows(config, index)

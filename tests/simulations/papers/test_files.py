@@ -13,7 +13,6 @@ import pytest
 from cli_cases import call
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.checks import check_run
 from flower_vfl.simulations.papers import show as reproduce_show
 from flower_vfl.simulations.papers.experiments import (
     PAPERS,
@@ -24,6 +23,7 @@ from flower_vfl.simulations.papers.experiments import (
 )
 from flower_vfl.simulations.papers.reproduce import cells_of, measured, run_experiment
 from flower_vfl.simulations.papers.show import as_markdown
+from flower_vfl.simulations.studies.trials import check_run
 
 NAMES = experiment_names()
 # How many figures each table of a paper prints; a figure's are those in the text.
