@@ -30,7 +30,7 @@ from flower_vfl.simulations.datasets import read_party_file
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
-from .study_options import AsJson
+from .options import AsJson
 
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
 

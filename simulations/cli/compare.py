@@ -37,8 +37,7 @@ from flower_vfl.simulations.studies.trials import (
     task_of,
 )
 
-from .options import takes_settings
-from .study_options import (
+from .options import (
     AsJson,
     AsMarkdown,
     Engine,
@@ -49,6 +48,7 @@ from .study_options import (
     finish,
     option,
     source_of,
+    takes_settings,
 )
 
 _TRANSFORMS = ("none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1")

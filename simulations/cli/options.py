@@ -1,9 +1,11 @@
-"""The settings of a run as options of a command, or from a TOML file."""
+"""Options of commands: settings of a run, also from a TOML file, and shared ones."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
@@ -29,12 +31,30 @@ from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
+from flower_vfl.simulations.report import write_report
+from flower_vfl.simulations.studies.study import Study
 from flower_vfl.strategies import DEFENSES, TRACKERS, build_defense, defense_spec
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
 _OF_RUN = {"out", "resume"}  # options of `run` only
 _SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
+
+
+def option(help: str, *names: str, panel: str = RUN) -> Any:
+    """Return an option of a command in a panel of its help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+Workers = Annotated[int, option("Runs at the same time, on Ray.")]
+RayAddress = Annotated[str, option("A running Ray cluster; empty: this machine.")]
+Gpus = Annotated[float, option("GPUs of each run on Ray, e.g. 0.25.")]
+Engine = Annotated[str, option("As for 'run'.")]
+Out = Annotated[
+    Path | None, option("Folder of the study; what is finished there is not repeated.")
+]
+AsJson = Annotated[bool, option("Print the result as JSON and nothing else.", "--json")]
+AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
 
 
 def takes_settings(
@@ -200,3 +220,38 @@ def use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         context.default_map = {**(context.default_map or {}), **defaults_of(path)}
     return path
+
+
+def source_of(config: RunConfig) -> str:
+    """Return the name of a run's data."""
+    return Path(config.label_party).stem or config.dataset
+
+
+def show_errors(study: Study) -> None:
+    """Print which runs failed, and why."""
+    labels = {trial["key"]: trial["labels"] for trial in study.trials}
+    for key, error in study.errors.items():
+        what = ", ".join(f"{name} {value}" for name, value in labels[key].items())
+        print(f"flower-vfl: {what}: {error['error']}", file=sys.stderr)
+    if study.errors:
+        print(
+            f"flower-vfl: {len(study.errors)} of {len(study.trials)} runs failed; the "
+            "same command tries them again and keeps the others",
+            file=sys.stderr,
+        )
+
+
+def finish(
+    study: Study, found: dict[str, Any], as_json: bool, show: Callable[[], None]
+) -> None:
+    """Print what a study found, write its report; exit with 1 if a run failed."""
+    if study.documents and not as_json:
+        show()
+    report = str(write_report(study.folder)) if study.documents else None
+    if as_json:
+        print(json.dumps(found | {"folder": str(study.folder), "report": report}))
+    show_errors(study)
+    if report and not as_json:
+        print(report)
+    if study.errors:
+        raise typer.Exit(1)

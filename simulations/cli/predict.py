@@ -35,7 +35,7 @@ from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
 
-from .study_options import AsJson
+from .options import AsJson
 
 
 def predict(

@@ -11,7 +11,7 @@ import typer
 
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
 
-from .study_options import AsJson
+from .options import AsJson
 
 
 def report(

@@ -33,7 +33,7 @@ from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
-from .study_options import AsJson, AsMarkdown, Workers, show_errors
+from .options import AsJson, AsMarkdown, Workers, show_errors
 
 
 def reproduce(

@@ -15,9 +15,8 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import PARTIES_FOLDER
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 
-from .options import takes_settings
+from .options import AsJson, option, takes_settings
 from .show import show_result
-from .study_options import AsJson, option
 
 
 @takes_settings()

@@ -17,8 +17,7 @@ from flower_vfl.simulations.config import DATA, RUN, RunConfig
 from flower_vfl.simulations.parties import divided_dataset
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
 from flower_vfl.simulations.results import RUN as KEY
-from flower_vfl.simulations.runtime.engines import ENGINES, set_log
-from flower_vfl.simulations.runtime.memory import can_watch_memory
+from flower_vfl.simulations.runtime.engines import ENGINES, can_watch_memory, set_log
 from flower_vfl.simulations.studies.run_metrics import (
     leaks,
     main_metric,
@@ -29,8 +28,16 @@ from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import build_from_spec
 
-from .options import takes_settings
-from .study_options import AsJson, AsMarkdown, Engine, Out, finish, option, source_of
+from .options import (
+    AsJson,
+    AsMarkdown,
+    Engine,
+    Out,
+    finish,
+    option,
+    source_of,
+    takes_settings,
+)
 
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
 LEAKAGE, COST = "leakage", "cost"  # its parts

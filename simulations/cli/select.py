@@ -31,8 +31,7 @@ from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.specs import parse_spec
 
-from .options import takes_settings
-from .study_options import AsJson
+from .options import AsJson, takes_settings
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
 

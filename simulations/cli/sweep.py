@@ -23,8 +23,7 @@ from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
 
-from .options import takes_settings
-from .study_options import (
+from .options import (
     AsJson,
     Engine,
     Gpus,
@@ -34,6 +33,7 @@ from .study_options import (
     finish,
     option,
     source_of,
+    takes_settings,
 )
 
 

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
             classes=tuple(str(value) for value in stored["classes"]),
             labels=labels.astype(np.int64),
             ids=np.arange(len(labels)),
-            pictures=Pictures((3, 32, 32), pixels=pixels),
+            pictures=Pictures((3, 32, 32), pixels),
             test_mask=np.arange(len(labels)) >= len(stored["y_train"]),
         )
 
@@ -166,8 +167,8 @@ def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
 def _jpegs(
     blob: NDArray[np.uint8], offset: NDArray[np.int64], shape: tuple[int, int, int]
 ) -> Pictures:
-    spans = np.stack([offset[:-1], offset[1:]], axis=1)
-    return Pictures(shape, blob=blob, spans=spans)
+    files = [blob[start:stop].tobytes() for start, stop in pairwise(offset)]
+    return Pictures(shape, np.array(files, dtype=object))
 
 
 _FETCHED = {

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .prepare import TableFit
-
-Kind = Literal["table", "image", "text"]
 
 
 @dataclass(frozen=True)
@@ -65,43 +63,33 @@ class InputSpec:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images, decoded or as JPEG bytes that are decoded once when first used."""
+    """Images (N, H, W, C), or as many JPEG files that are decoded when first used."""
 
     shape: tuple[int, int, int]
-    pixels: NDArray[np.uint8] | None = None
-    blob: NDArray[np.uint8] | None = None
-    spans: NDArray[np.int64] | None = None
+    stored: NDArray[Any]
 
     def __len__(self) -> int:
         """Return the number of images without decoding them."""
-        stored = self.spans if self.pixels is None else self.pixels
-        return 0 if stored is None else len(stored)
+        return len(self.stored)
 
     def take(self, rows: NDArray[np.int64]) -> Pictures:
         """Return the images of some rows without decoding them."""
-        if self.pixels is not None:
-            return replace(self, pixels=self.pixels[rows])
-        if self.spans is None:
-            raise ConfigError("these pictures hold neither pixels nor JPEG files")
-        return replace(self, spans=self.spans[rows])
+        return replace(self, stored=self.stored[rows])
 
     @cached_property
     def array(self) -> NDArray[np.uint8]:
         """The images (N, C, H, W), read-only."""
-        channels, height, width = self.shape
-        decoded = np.empty((len(self), height, width, channels), dtype=np.uint8)
-        if self.pixels is not None:
-            decoded[...] = self.pixels
-        elif self.blob is not None and self.spans is not None:
-            _decode_jpegs(self.blob, self.spans, decoded)
-        ordered = np.ascontiguousarray(decoded.transpose(0, 3, 1, 2))
+        decoded = self.stored
+        if decoded.dtype == object:
+            channels, height, width = self.shape
+            decoded = np.empty((len(self), height, width, channels), dtype=np.uint8)
+            _decode_jpegs(self.stored, decoded)
+        ordered = np.array(decoded.transpose(0, 3, 1, 2), order="C")
         ordered.setflags(write=False)
         return ordered
 
 
-def _decode_jpegs(
-    blob: NDArray[np.uint8], spans: NDArray[np.int64], out: NDArray[np.uint8]
-) -> None:
+def _decode_jpegs(files: NDArray[Any], out: NDArray[np.uint8]) -> None:
     """Decode each JPEG into its row of ``out``."""
     try:
         from PIL import Image  # optional: only the two JPEG datasets need it
@@ -110,8 +98,8 @@ def _decode_jpegs(
             "this dataset is stored as JPEG files and needs pillow: "
             "pip install 'flower-vfl[sim]'"
         ) from error
-    for row, (start, stop) in enumerate(spans):
-        with Image.open(io.BytesIO(blob[start:stop].tobytes())) as image:
+    for row, content in enumerate(files):
+        with Image.open(io.BytesIO(content)) as image:
             out[row] = np.asarray(image)
 
 
@@ -202,17 +190,10 @@ class Dataset:
         return len(self.labels)
 
     @property
-    def kind(self) -> Kind:
-        """What the features are: ``"table"``, ``"image"`` or ``"text"``."""
-        if self.table is not None:
-            return "table"
-        return "image" if self.pictures is not None else "text"
-
-    @property
     def images(self) -> NDArray[np.uint8]:
         """The images (N, C, H, W), read-only."""
         if self.pictures is None:
-            raise ConfigError(f"dataset '{self.name}' holds no images: {self.kind}")
+            raise ConfigError(f"dataset '{self.name}' holds no images")
         return self.pictures.array
 
     def take(self, rows: NDArray[np.int64]) -> Dataset:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.attacks import (
@@ -23,7 +26,7 @@ from flower_vfl.simulations.capture import CapturingGrid, check_capture
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import PARTIES_FOLDER, load_result, save_result
 
-from .memory import MemoryWatch
+_EVERY = 0.25  # seconds between two samples of the memory
 
 
 def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
@@ -83,6 +86,47 @@ def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]
                 on_line=show,
             )
         return load_result(Path(placed.out))
+
+
+def can_watch_memory() -> bool:
+    """Return whether psutil is installed."""
+    return importlib.util.find_spec("psutil") is not None
+
+
+class MemoryWatch:
+    """Samples the memory of this process and its descendants and keeps the peak."""
+
+    def __init__(self) -> None:
+        if not can_watch_memory():
+            raise ConfigError("memory is measured with psutil: pip install psutil")
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        """Start sampling."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop sampling."""
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        import psutil  # type: ignore[import-untyped]  # it is optional
+
+        own = psutil.Process()
+        while True:
+            total = 0
+            for process in [own, *own.children(recursive=True)]:
+                try:
+                    total += process.memory_full_info().uss
+                except psutil.Error:
+                    continue  # it has just ended
+            self.peak = max(self.peak, total)
+            if self._done.wait(_EVERY):
+                return
 
 
 ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {

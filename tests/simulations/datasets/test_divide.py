@@ -141,7 +141,7 @@ def picture_dataset() -> Dataset:
         ("no", "yes"),
         np.array([0, 1] * 3),
         np.arange(6),
-        pictures=Pictures((3, 4, 10), pixels=pixels),
+        pictures=Pictures((3, 4, 10), pixels),
     )
 
 
