@@ -226,15 +226,15 @@ def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
     """Return a grid that keeps the parties in memory."""
     if config.wire_dtype not in ("", *WIRE_DTYPES):
         raise unknown_name("wire-dtype", config.wire_dtype, WIRE_DTYPES)
+    names = ("certificate", "private_key", "root_certificate")
+    files = {name: Path(file) for name in names if (file := getattr(config, name))}
     return ResidentGrid(
         grid,
         address=config.address,
         advertise=config.advertise or None,
-        certificate=Path(config.certificate) if config.certificate else None,
-        private_key=Path(config.private_key) if config.private_key else None,
-        root_certificate=(
-            Path(config.root_certificate) if config.root_certificate else None
-        ),
+        certificate=files.get("certificate"),
+        private_key=files.get("private_key"),
+        root_certificate=files.get("root_certificate"),
         insecure=config.insecure,
         wire_dtype=cast(_WireType | None, config.wire_dtype or None),
         reopen=True,  # a party that lost its state says so and is restored

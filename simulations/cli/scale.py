@@ -12,12 +12,12 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import DATA, RUN, RunConfig
 from flower_vfl.simulations.parties import divided_dataset
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
 from flower_vfl.simulations.results import RUN as KEY
-from flower_vfl.simulations.runtime.engines import ENGINES, can_watch_memory, set_log
+from flower_vfl.simulations.runtime.engines import can_watch_memory, set_log
 from flower_vfl.simulations.studies.run_metrics import (
     leaks,
     main_metric,
@@ -98,8 +98,6 @@ def scale(
     time, bytes and memory. A finished run is not repeated.
     """
     set_log(verbose=False)
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
     sizes = sizes_of(parties)
     config = replace(config, split=division_of(uneven))
     columns_of(config, sizes[-1])  # too few are told before anything runs

@@ -64,15 +64,11 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(leak=leak, coalition=coalition)
 
 
-def single_leaks(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the leaks of single parties at the cut layer."""
-    return leaks(records).query("layer == '' and not random and not coalition")
-
-
 def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
     """Return what each attack finds at the party where it finds most, by run."""
-    found = single_leaks(records).groupby([RUN, "attack"], sort=False)
-    return found[["leak", "flipped"]].max().reset_index()
+    found = leaks(records).query("layer == '' and not random and not coalition")
+    groups = found.groupby([RUN, "attack"], sort=False)[["leak", "flipped"]]
+    return groups.max().reset_index()
 
 
 def completions(records: pd.DataFrame) -> pd.DataFrame:
