@@ -38,7 +38,7 @@ from torch import nn
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, in_process
 from flower_vfl.alignment import GROUPS, METHODS, Identity, encode_ids
 from flower_vfl.alignment.channel import ChunkCodec, SecureChannel
-from flower_vfl.alignment.elements import Elements, Group, Progress, cores
+from flower_vfl.alignment.elements import Elements, Group, cores
 from flower_vfl.alignment.groups import Modp, make_group
 from flower_vfl.alignment.messages import HandshakeConfig, RoundMessage
 from flower_vfl.alignment.ring import Member
@@ -108,12 +108,10 @@ def counted_exponentiations(usual: int) -> Iterator[list[float]]:
     exponentiations = [0.0]
     raise_list = Group.power
 
-    def counted(
-        self: Group, elements: Elements, key: int, progress: Progress | None = None
-    ) -> Elements:
+    def counted(self: Group, elements: Elements, key: int) -> Elements:
         longer = key.bit_length() / usual if isinstance(self, Modp) else 1
         exponentiations[0] += len(elements) * longer
-        return raise_list(self, elements, key, progress)
+        return raise_list(self, elements, key)
 
     Group.power = counted  # type: ignore[method-assign]
     try:

@@ -5,8 +5,7 @@ from .groups import DEFAULT_GROUP, GROUPS
 from .ids import NORMALISERS, e164, encode_ids, lower_email
 from .keys import AlignmentSettings
 from .padding import padding_delta
-from .psi import METHODS
-from .psu import AlignedIds
+from .psu import METHODS, AlignedIds
 
 __all__ = [
     "DEFAULT_GROUP",

@@ -19,7 +19,6 @@ from flower_vfl.errors import VerticalError
 
 Elements = NDArray[np.uint8]
 Positions = NDArray[np.int64]
-Progress = Callable[[int], None]
 
 TAG = b"flower-vfl/alignment/v1"
 
@@ -132,9 +131,7 @@ class Group(ABC):
         self._parallel(len(messages), work)
         return target
 
-    def power(
-        self, elements: Elements, key: int, progress: Progress | None = None
-    ) -> Elements:
+    def power(self, elements: Elements, key: int) -> Elements:
         """Return every element raised to a key, after checking that it is valid."""
         if not 0 < key < self.order:
             raise ValueError("a key is between 1 and the order of the group")
@@ -144,7 +141,7 @@ class Group(ABC):
         def work(start: int, stop: int) -> None:
             self._power_rows(rows[start:stop], key, target[start:stop])
 
-        self._parallel(len(rows), work, progress)
+        self._parallel(len(rows), work)
         return target
 
     def validate(self, elements: Elements) -> None:
@@ -175,27 +172,19 @@ class Group(ABC):
             )
         return np.ascontiguousarray(elements)
 
-    def _parallel(
-        self,
-        count: int,
-        work: Callable[[int, int], None],
-        progress: Progress | None = None,
-    ) -> None:
+    def _parallel(self, count: int, work: Callable[[int, int], None]) -> None:
         """Call ``work(start, stop)`` for all chunks; the first error in order wins."""
         starts = range(0, count, self._chunk)
         stops = [min(start + self._chunk, count) for start in starts]
 
-        def checked(start: int, stop: int) -> int:
+        def checked(start: int, stop: int) -> None:
             try:
                 work(start, stop)
             except InvalidElementError as error:  # it counts from the chunk's start
                 raise InvalidElementError(start + error.row, error.reason) from None
-            return stop - start
 
         pool = ThreadPoolExecutor(max(1, min(cores(), len(starts))))
         try:
-            for done in pool.map(checked, starts, stops):
-                if progress:
-                    progress(done)
+            list(pool.map(checked, starts, stops))  # raises what a chunk raised
         finally:
             pool.shutdown(cancel_futures=True)

@@ -32,8 +32,7 @@ from .messages import (
     Hello,
     RoundMessage,
 )
-from .psi import METHODS
-from .psu import AlignedIds
+from .psu import METHODS, AlignedIds
 from .ring import Member
 
 CHECKPOINT = "alignment"  # tag of the checkpoint with a finished alignment
@@ -59,7 +58,6 @@ class Handshake:
             )
         self.name = name
         self.config = config
-        self.exponentiations = 0
         group = make_group(config.group)
         session, pins = config.session, _pins_of_others(name, own)
         self._channel = SecureChannel(
@@ -67,7 +65,7 @@ class Handshake:
         )
         kind = METHODS[config.method]
         self._member = Member(
-            kind(name, config.ring, ids, group, session, config.padding, self._count)
+            kind(name, config.ring, ids, group, session, config.padding)
         )
         rows = max(1, config.chunk_bytes // group.size)
         self._chunk_bytes = rows * group.size + TAG_BYTES
@@ -76,8 +74,10 @@ class Handshake:
         self._pending: deque[tuple[RoundMessage, int]] = deque()
         self._has_keys = False
 
-    def _count(self, exponentiations: int) -> None:
-        self.exponentiations += exponentiations
+    @property
+    def exponentiations(self) -> int:
+        """How many elements this party has raised to a key."""
+        return self._member.party.exponentiations
 
     def hello(self) -> Hello:
         """Return the public keys that the other parties need."""
@@ -144,7 +144,6 @@ class Handshake:
         """Return the state as bytes: secrets of this session, but no ids."""
         state = {
             "config": vars(self.config),
-            "exponentiations": self.exponentiations,
             "has_keys": self._has_keys,
             "channel": self._channel.state_dict(),
             "member": self._member.state_dict(),
@@ -164,7 +163,6 @@ class Handshake:
         state = _exchanged(from_bytes(data))
         encoded = [] if state["has_keys"] else ids_of(name, ids, own)
         restored = cls(name, HandshakeConfig(**state["config"]), own, encoded)
-        restored.exponentiations = state["exponentiations"]
         restored._has_keys = state["has_keys"]
         restored._channel.load_state_dict(state["channel"])
         restored._member.load_state_dict(state["member"])

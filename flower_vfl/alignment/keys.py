@@ -19,7 +19,7 @@ from flower_vfl.errors import ConfigError, unknown_name
 
 from .channel import Identity
 from .ids import Normaliser
-from .psi import METHODS
+from .psu import METHODS
 
 _from_base64 = partial(base64.b64decode, validate=True)
 

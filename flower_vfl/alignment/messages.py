@@ -29,8 +29,7 @@ from flower_vfl.protocol.messages import Content
 
 from .elements import Elements, framed
 from .groups import GROUPS
-from .psi import METHODS
-from .psu import Phase
+from .psu import METHODS, Phase
 
 T = TypeVar("T")
 

@@ -45,6 +45,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -56,7 +57,6 @@ from .elements import (
     Group,
     ListError,
     Positions,
-    Progress,
     as_strings,
     check_ascending,
     check_distinct,
@@ -70,7 +70,7 @@ Phase = Literal["first", "blinded", "union", "universe"]
 # Attributes of a party that its state has as they are
 _FIELDS = (
     *("_own", "_done", "_seen", "_counts", "_complete"),
-    *("_order", "_size", "_mine", "_universe"),
+    *("_order", "_size", "_mine", "_universe", "exponentiations"),
 )
 
 
@@ -133,7 +133,6 @@ class PsuParty:
         group: Group,
         session: bytes,
         padding: int = 0,
-        progress: Progress | None = None,
     ) -> None:
         if len(ring) < 2 or len(set(ring)) != len(ring) or name not in ring:
             raise ConfigError(
@@ -145,10 +144,10 @@ class PsuParty:
         self.name = name
         self.ring = tuple(ring)
         self.group = group
+        self.exponentiations = 0
         self._own = len(messages)
         self._messages: Sequence[bytes] | None = [*messages, *dummy_messages(padding)]
         self._session = session
-        self._progress = progress
         self._keys: _Keys | None = _Keys(*(group.random_key() for _ in range(3)))
         self._order: Positions | None = None
         self._done: set[tuple[Phase, str]] = set()
@@ -166,8 +165,8 @@ class PsuParty:
         assert self._messages is not None  # they are here until this step
         hashed = self.group.hash(self._messages, self._session)
         self._messages = None
-        first = self.group.power(hashed, keys.first, self._progress)
-        blinded = self.group.power(hashed, keys.blind, self._progress)
+        first = self._power(hashed, keys.first)
+        blinded = self._power(hashed, keys.blind)
         self._order = order_of(blinded)
         return first[order_of(first)], blinded[self._order]
 
@@ -175,15 +174,14 @@ class PsuParty:
         """Return another party's list of the first round, raised and sorted."""
         keys = self._begin("first", owner)
         self._check_list(owner, elements, ascending=True)
-        raised = self.group.power(elements, keys.first, self._progress)
+        raised = self._power(elements, keys.first)
         return raised[order_of(raised)]
 
     def raise_blinded(self, owner: str, elements: Elements) -> Elements:
         """Return another party's blinded list, raised, in its order."""
         keys = self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=False)
-        total = self.group.product(keys.first, keys.blind, keys.rest)
-        return self.group.power(elements, total, self._progress)
+        return self._power(elements, *keys)
 
     def collect(self, owner: str, elements: Elements) -> None:
         """Keep a list that every party has raised; for the merging party."""
@@ -225,8 +223,7 @@ class PsuParty:
                 f"{len(self._order)}"
             )
         check_distinct(returned)
-        key = self.group.product(self._keys.first, self._keys.rest)
-        self._mine = self.group.power(returned, key, self._progress)
+        self._mine = self._power(returned, self._keys.first, self._keys.rest)
 
     def accept(self, universe: Elements) -> None:
         """Keep the universal ids."""
@@ -322,9 +319,13 @@ class PsuParty:
         if not self._size_allowed(len(elements)):
             raise ListError(f"the merged list cannot have {len(elements)} elements")
         self._size = len(elements)
-        second = self.group.product(keys.blind, keys.rest)
-        raised = self.group.power(elements, second, self._progress)
+        raised = self._power(elements, keys.blind, keys.rest)
         return raised[order_of(raised)]
+
+    def _power(self, elements: Elements, *keys: int) -> Elements:
+        """Return elements raised to all the keys, and count them."""
+        self.exponentiations += len(elements)
+        return self.group.power(elements, self.group.product(*keys))
 
     def _check_list(self, owner: str, elements: Elements, ascending: bool) -> None:
         """Refuse a wrong count, a repeated element and a list that came before."""
@@ -345,3 +346,44 @@ class PsuParty:
         if digest in self._seen:
             raise ListError("the list has been raised before in this session")
         self._seen.add(digest)
+
+
+class PsiParty(PsuParty):
+    """One party of one private set intersection, with the steps of the union.
+
+    The merging party makes the intersection of the lists instead of their union. A
+    party computes 2·Σ|X_j| + |X_i| + |I| exponentiations. If all parties follow the
+    protocol and do not collude,
+
+    - every party learns the number of ids of each party, and which of its own ids are
+      in the intersection of all. It does not learn which of its ids only some parties
+      share: the merging party cannot recognise its own ids under the keys of others;
+    - the merging party and the server learn what they learn in a union.
+    """
+
+    def _combine(self, lists: Sequence[Elements]) -> Elements:
+        common = reduce(
+            partial(np.intersect1d, assume_unique=True), map(as_strings, lists)
+        )
+        return common.view(np.uint8).reshape(-1, self.group.size)
+
+    def _size_allowed(self, size: int) -> bool:
+        return size <= min(self._counts.values())
+
+    def _aligned(self, universe: Elements, positions: Positions) -> AlignedIds:
+        """Return the intersection without the dummies, which all parties share."""
+        inside = positions[positions >= 0]
+        if len(np.unique(inside)) != len(universe) or len(inside) != len(universe):
+            raise ListError(
+                "the intersection has elements that are not this party's ids"
+            )
+        own, dummies = positions[: self._own], positions[self._own :]
+        kept = np.ones(len(universe), bool)
+        kept[dummies[dummies >= 0]] = False
+        row = np.where(kept, np.cumsum(kept) - 1, -1)
+        positions = np.where(own >= 0, row[own], -1) if len(row) else own
+        none = np.empty(0, np.int64)
+        return AlignedIds(universe[kept], positions, none, self._counts)
+
+
+METHODS: dict[str, type[PsuParty]] = {"psu": PsuParty, "psi": PsiParty}

@@ -113,7 +113,7 @@ def update_average(
 def predict(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the probability of each class for each row, in evaluation mode."""
     model.eval()
-    parts = zip(*(part.split(_EVALUATION_ROWS) for part in inputs), strict=True)
+    parts = zip(*(torch.split(p, _EVALUATION_ROWS) for p in inputs), strict=True)
     return torch.softmax(torch.cat([model(*part) for part in parts]), dim=1)
 
 

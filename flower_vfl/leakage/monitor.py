@@ -20,7 +20,8 @@ from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec
 
 from .meter import FLIPPED as FLIPPED
-from .meter import LEAK, LeakageMeter
+from .meter import LEAK as LEAK
+from .meter import LeakageMeter
 from .settings import Leakage as Leakage
 
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.

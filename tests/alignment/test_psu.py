@@ -14,8 +14,7 @@ from flower_vfl.alignment import AlignedIds, encode_ids
 from flower_vfl.alignment.elements import ListError
 from flower_vfl.alignment.groups import make_group
 from flower_vfl.alignment.messages import RoundMessage
-from flower_vfl.alignment.psi import PsiParty
-from flower_vfl.alignment.psu import PsuParty
+from flower_vfl.alignment.psu import PsiParty, PsuParty
 from flower_vfl.alignment.ring import Member
 
 GROUP_NAMES = ["ristretto255", "modp2048", "modp3072"]
@@ -132,6 +131,7 @@ def test_exponentiations_and_exchanges_are_those_of_the_formula(
         counting = member.party.group
         assert isinstance(counting, Counting)
         assert counting.exponentiations == 2 * total + len(ids) + aligned
+        assert member.party.exponentiations == counting.exponentiations
 
 
 def test_two_parties_compute_algorithm_1() -> None:

@@ -14,8 +14,7 @@ from flower_vfl.alignment import encode_ids
 from flower_vfl.alignment.elements import Elements, Group, order_of
 from flower_vfl.alignment.groups import Modp, jacobi, make_group
 from flower_vfl.alignment.messages import RoundMessage
-from flower_vfl.alignment.psi import PsiParty
-from flower_vfl.alignment.psu import PsuParty
+from flower_vfl.alignment.psu import PsiParty, PsuParty
 
 SETS = [
     [f"person-{n}" for n in r] for r in (range(0, 24), range(12, 30), range(20, 44))

@@ -7,7 +7,7 @@ from typing import Any
 
 from flower_vfl.alignment import AlignedIds, Identity, encode_ids
 from flower_vfl.alignment.channel import SecureChannel
-from flower_vfl.alignment.elements import Elements, Group, Progress
+from flower_vfl.alignment.elements import Elements, Group
 from flower_vfl.alignment.groups import make_group
 from flower_vfl.alignment.messages import HandshakeConfig, Header, RoundMessage
 from flower_vfl.alignment.psu import PsuParty
@@ -41,11 +41,9 @@ class Counting(Group):
     def _check_rows(self, rows: Elements) -> None:
         self.inner._check_rows(rows)
 
-    def power(
-        self, elements: Elements, key: int, progress: Progress | None = None
-    ) -> Elements:
+    def power(self, elements: Elements, key: int) -> Elements:
         self.exponentiations += len(elements)
-        return super().power(elements, key, progress)
+        return super().power(elements, key)
 
 
 def make_members(

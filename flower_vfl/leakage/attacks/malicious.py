@@ -193,14 +193,16 @@ class MaliciousAdam(_Malicious):
 
     def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
         """Return the corrected mean gradient over the root of the mean square."""
-        first, second = group["betas"]
+        betas: tuple[float, float] = group["betas"]
+        first, second = betas
         if "step" not in state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(gradient)
             state["exp_avg_sq"] = torch.zeros_like(gradient)
         state["step"] += 1
+        count: int = state["step"]
         mean: Tensor = state["exp_avg"].lerp_(gradient, 1.0 - first)
         square: Tensor = state["exp_avg_sq"].mul_(second)
         square.addcmul_(gradient, gradient, value=1.0 - second)
-        root = (square / (1.0 - second ** state["step"])).sqrt_()
-        return mean / (1.0 - first ** state["step"]) / root.add_(group["eps"])
+        root = (square / (1.0 - second**count)).sqrt_()
+        return mean / (1.0 - first**count) / root.add_(group["eps"])
