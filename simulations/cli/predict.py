@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -141,18 +141,15 @@ def predict_saved(
 
 
 def _table(
-    values: np.ndarray, rows: PartyRows, split: str, known: dict[str, object]
+    values: np.ndarray, rows: PartyRows, split: str, known: dict[str, Any]
 ) -> pd.DataFrame:
-    ids = rows.ids[rows.codes == SPLITS[split]]
-    classes = list(known["classes"])  # type: ignore[call-overload]
-    if known["task"] == "regression":
+    ids, task = rows.ids[rows.codes == SPLITS[split]], known["task"]
+    if task == "regression":
         return pd.DataFrame({"id": ids, "prediction": values})
-    if known["task"] == "binary":
-        chosen = np.asarray(classes)[(values > 0.5).astype(int)]
-        column = f"probability of {classes[1]}"
-        return pd.DataFrame({"id": ids, "prediction": chosen, column: values})
-    chosen = np.asarray(classes)[values.argmax(axis=1)]
-    frame = pd.DataFrame({"id": ids, "prediction": chosen})
-    for number, name in enumerate(classes):
-        frame[f"probability of {name}"] = values[:, number]
+    classes, binary = np.asarray(known["classes"]), task == "binary"
+    chosen = (values > 0.5).astype(int) if binary else values.argmax(axis=1)
+    names = [f"probability of {name}" for name in (classes[1:] if binary else classes)]
+    frame = pd.DataFrame(values.reshape(len(values), -1), columns=names)
+    frame.insert(0, "id", ids)
+    frame.insert(1, "prediction", classes[chosen])
     return frame

@@ -1,4 +1,4 @@
-"""Find, fetch and verify dataset files."""
+"""Find and verify dataset files, or fetch openly licensed ones from OpenML."""
 
 from __future__ import annotations
 
@@ -7,15 +7,36 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import numpy as np
+import pandas as pd
+from sklearn import datasets
 
 from flower_vfl.errors import ConfigError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 ENVIRONMENT_VARIABLE = "FLOWER_VFL_DATA"
+CREDIT_COLUMNS = (
+    "LIMIT_BAL",
+    "SEX",
+    "EDUCATION",
+    "MARRIAGE",
+    "AGE",
+    *(f"PAY_{month}" for month in (0, 2, 3, 4, 5, 6)),
+    *(f"BILL_AMT{month}" for month in range(1, 7)),
+    *(f"PAY_AMT{month}" for month in range(1, 7)),
+)
+ADULT_NUMBERS = (
+    "age",
+    "fnlwgt",
+    "education_num",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+)
+ADULT_TEST_ROWS = 16281
 
 
 @dataclass(frozen=True)
@@ -135,3 +156,89 @@ def _fetch(file: DataFile, fetch: Callable[[Path], pd.DataFrame]) -> Path:
     note.replace(_checksum_file(path))
     draft.replace(path)
     return path
+
+
+@dataclass(frozen=True)
+class OpenMLTable:
+    """A table on OpenML; calling it downloads the table."""
+
+    data_id: int
+    tidy: Callable[[pd.DataFrame], pd.DataFrame]
+    rows: int
+    label: str
+    label_sum: float
+
+    def __call__(self, folder: Path) -> pd.DataFrame:
+        """Download the table and check it."""
+        place = f"OpenML (data id {self.data_id})"
+        try:
+            bunch = datasets.fetch_openml(
+                data_id=self.data_id, as_frame=True, data_home=str(folder)
+            )
+        except (OSError, ValueError, HTTPException) as error:
+            raise ConfigError(f"{place} did not answer ({error})") from error
+        try:
+            frame = self.tidy(bunch.frame)
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(f"{place} has another layout ({error!r})") from error
+        found = len(frame), float(frame[self.label].sum())
+        if found[0] != self.rows or not np.isclose(found[1], self.label_sum, rtol=1e-6):
+            raise ConfigError(
+                f"{place} gave {found[0]} rows whose labels add up to {found[1]:g}, "
+                f"expected {self.rows} rows and {self.label_sum:g}"
+            )
+        return frame
+
+
+def tidy_spambase(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return data 44 with UCI's column names (``char_freq_%3B`` is ``char_freq_;``)."""
+    numbers = frame.rename(columns=unquote).astype(float)
+    label = numbers.pop("class").astype(int)
+    return numbers.assign(spam=label)
+
+
+def tidy_credit_default(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return data 42477, whose columns are x1 to x23 and y, with the names of UCI."""
+    names = {f"x{i}": name for i, name in enumerate(CREDIT_COLUMNS, start=1)}
+    lower = frame.rename(columns=str.lower)
+    features = lower[list(names)].rename(columns=names).astype(float)
+    amounts = {name for name in CREDIT_COLUMNS if "AMT" in name or "BAL" in name}
+    whole = {name: int for name in CREDIT_COLUMNS if name not in amounts}
+    table = features.astype(whole)
+    table.insert(0, "ID", np.arange(1, len(table) + 1))
+    label = lower["y"].astype(float).astype(int)
+    return table.assign(**{"default.payment.next.month": label})
+
+
+def tidy_adult(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return data 1590 in UCI's order, with ``?`` for a missing value."""
+    names = [str(name).replace("-", "_") for name in frame.columns]
+    table = frame.set_axis(names, axis="columns")
+    income = table.pop("class").astype(str).str.strip()
+    if not income.isin(["<=50K", ">50K"]).all():
+        raise ValueError(f"unknown incomes {sorted(income.unique())}")
+    for name in names:
+        if name in ADULT_NUMBERS:
+            table[name] = table[name].astype(float).astype(int)
+        elif name != "class":
+            words = table[name].astype(object)
+            table[name] = words.where(words.notna(), "?").astype(str).str.strip()
+    is_test = (np.arange(len(table)) < ADULT_TEST_ROWS).astype(int)
+    table = table.assign(income=(income == ">50K").astype(int), is_test=is_test)
+    found = int(table["income"][table["is_test"] == 1].sum())
+    if found != 3846:
+        raise ValueError(f"{found} high incomes in the test rows, expected 3846")
+    return table.sort_values("is_test", kind="stable", ignore_index=True)
+
+
+def tidy_boston(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return data 531 with lower-case names and numbers in every column."""
+    return frame.rename(columns=str.lower).astype(float).astype({"chas": int})
+
+
+SPAMBASE = OpenMLTable(44, tidy_spambase, 4601, "spam", 1813)
+CREDIT_DEFAULT = OpenMLTable(
+    42477, tidy_credit_default, 30000, "default.payment.next.month", 6636
+)
+ADULT = OpenMLTable(1590, tidy_adult, 48842, "income", 11687)
+BOSTON = OpenMLTable(531, tidy_boston, 506, "medv", 11401.6)

@@ -18,8 +18,7 @@ from sklearn import datasets as sklearn_datasets
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.objectives import Task
 
-from . import openml
-from .files import DataFile, locate
+from . import files
 from .types import Dataset, Pictures
 
 Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
@@ -30,7 +29,7 @@ class Source:
     """Where a dataset comes from."""
 
     read: Reader
-    file: DataFile | None = None
+    file: files.DataFile | None = None
     targets: tuple[str, ...] = ()
 
 
@@ -172,10 +171,10 @@ def _jpegs(
 
 
 _FETCHED = {
-    "spambase": openml.SPAMBASE,
-    "credit-default": openml.CREDIT_DEFAULT,
-    "boston": openml.BOSTON,
-    "adult": openml.ADULT,
+    "spambase": files.SPAMBASE,
+    "credit-default": files.CREDIT_DEFAULT,
+    "boston": files.BOSTON,
+    "adult": files.ADULT,
 }
 _BUNDLED: dict[str, Callable[..., Any]] = {
     "breast-cancer": sklearn_datasets.load_breast_cancer,
@@ -201,7 +200,7 @@ def _source(name: str, entry: dict[str, Any]) -> Source:
     targets, file = given.pop("targets", ()), None
     if "file" in given:
         stored = given.pop("file"), given.pop("sha256")
-        file = DataFile(*stored, _FETCHED.get(name), name in _BUNDLED)
+        file = files.DataFile(*stored, _FETCHED.get(name), name in _BUNDLED)
     if name in _READERS:
         return Source(_READERS[name], file, targets)
     if "text" in given:
@@ -263,7 +262,7 @@ def load_dataset(
         )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
-    path = None if source.file is None else locate(source.file, data_dir)
+    path = None if source.file is None else files.locate(source.file, data_dir)
     chosen = target or (source.targets[0] if source.targets else None)
     dataset = _whole(source, name, path, chosen)
     if limit is None or limit >= len(dataset):

@@ -10,7 +10,7 @@ import pytest
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import data_folders, load_dataset
-from flower_vfl.simulations.datasets.openml import CREDIT_COLUMNS
+from flower_vfl.simulations.datasets.files import CREDIT_COLUMNS
 from flower_vfl.simulations.datasets.registry import SOURCES
 
 
