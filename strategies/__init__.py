@@ -4,7 +4,6 @@ from flower_vfl.rows import AdjustableTransform, RowTransform
 from flower_vfl.strategies.adapters.defended_grid import defended_grid
 from flower_vfl.strategies.adapters.defense_mod import defense_mod
 from flower_vfl.strategies.defenses.compose import Compose, PerParty, Scheduled
-from flower_vfl.strategies.defenses.flsg import FLSG
 from flower_vfl.strategies.defenses.geno import Geno
 from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
 from flower_vfl.strategies.defenses.iso import Iso
@@ -21,7 +20,7 @@ from flower_vfl.strategies.defenses.registry import (
     build_defense,
     defense_spec,
 )
-from flower_vfl.strategies.defenses.sgsub import SGSub
+from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints

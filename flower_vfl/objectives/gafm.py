@@ -142,6 +142,12 @@ def match_columns(means: Tensor) -> list[int]:
     return chosen
 
 
+def _network(width: int, hidden: int, columns: int) -> nn.Sequential:
+    """Return a network with one hidden layer."""
+    layers = nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, columns)
+    return nn.Sequential(*layers)
+
+
 class ClassGenerator(nn.Module):
     """The generator of several classes: softmax of f's logits plus learned logits.
 
@@ -153,9 +159,7 @@ class ClassGenerator(nn.Module):
     def __init__(self, width: int, classes: int, hidden: int) -> None:
         super().__init__()
         self.classes = classes
-        self.learned = nn.Sequential(
-            nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, classes)
-        )
+        self.learned = _network(width, hidden, classes)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Return points of the simplex (B, classes)."""
@@ -247,18 +251,8 @@ class GAFM(AdversarialObjective):
         columns = 1 if classes == 2 else classes
         self.generator: nn.Module = ClassGenerator(width, classes, hidden)
         if classes == 2:
-            self.generator = nn.Sequential(
-                nn.Linear(width, hidden),
-                nn.LeakyReLU(),
-                nn.Linear(hidden, 1),
-                nn.Sigmoid(),
-            )
-        self.discriminator = nn.Sequential(
-            nn.Linear(columns, hidden),
-            nn.LeakyReLU(),
-            nn.Linear(hidden, 1),
-            nn.LeakyReLU(),
-        )
+            self.generator = _network(width, hidden, 1).append(nn.Sigmoid())
+        self.discriminator = _network(columns, hidden, 1).append(nn.LeakyReLU())
         # Running mean of the generator's output in each class, and whether there is one
         self.means: Tensor
         self.known: Tensor

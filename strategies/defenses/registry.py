@@ -12,7 +12,6 @@ from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.transform import GradientTransform
 
 from .compose import Compose, PerParty, Scheduled
-from .flsg import FLSG
 from .geno import Geno
 from .gradient_compression import GradientCompression
 from .iso import Iso
@@ -21,7 +20,7 @@ from .multi_bucket import MultiBucket
 from .no_defense import NoDefense
 from .noisy_gradients import NoisyGradients
 from .ppdl import PPDL
-from .sgsub import SGSub
+from .sgsub import FLSG, SGSub
 
 DEFENSES: dict[str, Callable[..., GradientTransform]] = {
     "none": NoDefense,

@@ -22,7 +22,6 @@ from .labels import (
     UnlabelledBatch,
     build_label_synthesizer,
     class_counts,
-    refuse_task,
 )
 from .row_index import RowIndex
 
@@ -79,7 +78,7 @@ class LabelImputer:
 
     def _check(self, objective: Objective) -> None:
         """Refuse settings that do not work with missing labels."""
-        refuse_task(self._synthesizer, objective.task)
+        self._synthesizer.check_task(objective.task)
         kind = type(objective).__name__
         if objective.by_row:
             raise ConfigError(

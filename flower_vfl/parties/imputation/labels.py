@@ -110,6 +110,15 @@ class LabelSynthesizer(ABC):
         """Set the own labels; called before the first batch."""
         self.own, self.classes = own, classes
 
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that it does not work for."""
+        if task not in self.tasks:
+            raise ConfigError(
+                f"synthetic labels of the kind {type(self).__name__} need classes, and "
+                f"this is a {task}; use random_pos, which draws from the own labels, "
+                "or neighbors"
+            )
+
     @abstractmethod
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return labels for the rows that lack one."""
@@ -228,13 +237,3 @@ LABEL_SYNTHESIZERS: dict[str, Callable[..., LabelSynthesizer]] = {
 def build_label_synthesizer(text: str) -> LabelSynthesizer:
     """Return a synthesizer by name, e.g. ``"random_pred:samples=3"``."""
     return build_from_spec("kind of synthetic labels", text, LABEL_SYNTHESIZERS)
-
-
-def refuse_task(synthesizer: LabelSynthesizer, task: Task) -> None:
-    """Refuse a synthesizer that does not work for a task."""
-    if task not in synthesizer.tasks:
-        raise ConfigError(
-            f"synthetic labels of the kind {type(synthesizer).__name__} need classes, "
-            f"and this is a {task}; use random_pos, which draws from the own labels, "
-            "or neighbors"
-        )

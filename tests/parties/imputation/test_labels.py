@@ -17,7 +17,6 @@ from flower_vfl.parties.imputation.labels import (
     draw_predicted,
     minority_class,
     nearest_labels,
-    refuse_task,
     vote,
 )
 from flower_vfl.randomness import noise_generator
@@ -183,13 +182,13 @@ def test_a_batch_without_any_label_gets_drawn_ones() -> None:
 @pytest.mark.parametrize("text", ["majority", "minority", "random_pred"])
 def test_a_regression_refuses_what_needs_classes(text: str) -> None:
     with pytest.raises(ConfigError, match=r"random_pos.*neighbors"):
-        refuse_task(build_label_synthesizer(text), "regression")
+        build_label_synthesizer(text).check_task("regression")
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_what_draws_from_labels_works_for_every_task(task: Task) -> None:
-    refuse_task(build_label_synthesizer("random_pos"), task)
-    refuse_task(build_label_synthesizer("neighbors"), task)
+    build_label_synthesizer("random_pos").check_task(task)
+    build_label_synthesizer("neighbors").check_task(task)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies.defenses.flsg import FLSG, flsg
-from flower_vfl.strategies.defenses.sgsub import SGSub, ascending, by_size, sgsub
+from flower_vfl.strategies.defenses.sgsub import (
+    FLSG,
+    SGSub,
+    ascending,
+    by_size,
+    flsg,
+    sgsub,
+)
 from flower_vfl.transform import Batch
 
 
