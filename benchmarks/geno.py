@@ -52,8 +52,8 @@ from flower_vfl.protocol.replay import node_name
 from flower_vfl.simulations.app import label_at, make_strategy, passive_at
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models.registry import build_optimizer
+from flower_vfl.strategies.defenses.compose import NoDefense
 from flower_vfl.strategies.defenses.geno import LARGEST_NORM, Geno, gradient_norm
-from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.transform import Batch
 
 ATTACKER = "passive-1"

@@ -52,7 +52,7 @@ from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.randomness import RandomState
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset
-from flower_vfl.strategies.defenses.no_defense import NoDefense
+from flower_vfl.strategies.defenses.compose import NoDefense
 from flower_vfl.transform import Batch
 
 Scores = dict[str, float]

@@ -41,7 +41,7 @@ from flower_vfl.simulations.app import client_app, make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset
 from flower_vfl.strategies import build_defense
-from flower_vfl.strategies.defenses.no_defense import NoDefense
+from flower_vfl.strategies.defenses.compose import NoDefense
 from flower_vfl.transform import Batch
 
 Seconds = tuple[float, float]  # wall and CPU

@@ -3,7 +3,12 @@
 from flower_vfl.rows import AdjustableTransform, RowTransform
 from flower_vfl.strategies.adapters.defended_grid import defended_grid
 from flower_vfl.strategies.adapters.defense_mod import defense_mod
-from flower_vfl.strategies.defenses.compose import Compose, PerParty, Scheduled
+from flower_vfl.strategies.defenses.compose import (
+    Compose,
+    NoDefense,
+    PerParty,
+    Scheduled,
+)
 from flower_vfl.strategies.defenses.geno import Geno
 from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
 from flower_vfl.strategies.defenses.iso import Iso
@@ -11,7 +16,6 @@ from flower_vfl.strategies.defenses.marvell.solver import MarvellSolution, solve
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.strategies.defenses.max_norm import MaxNorm
 from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
-from flower_vfl.strategies.defenses.no_defense import NoDefense
 from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
 from flower_vfl.strategies.defenses.placement import PLACEMENTS, Defense, Placement
 from flower_vfl.strategies.defenses.ppdl import PPDL

@@ -1,4 +1,4 @@
-"""Combinations of transforms: one after the other, by party, and by epoch."""
+"""No defense, and combinations of transforms: in order, by party, and by epoch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import (
     Batch,
     GradientTransform,
@@ -16,7 +17,22 @@ from flower_vfl.transform import (
     sees_embeddings,
 )
 
-from .no_defense import NoDefense
+
+class NoDefense(RowTransform):
+    """Leave every gradient as it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flower_vfl import Batch
+    >>> from flower_vfl.strategies import NoDefense
+    >>> NoDefense()(torch.ones(1, 2), Batch("passive-1", step=1, seed=7))
+    tensor([[1., 1.]])
+    """
+
+    def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the rows themselves."""
+        return rows
 
 
 class _Combination:

@@ -11,13 +11,12 @@ from flower_vfl.specs import build_from_spec, write_spec
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.transform import GradientTransform
 
-from .compose import Compose, PerParty, Scheduled
+from .compose import Compose, NoDefense, PerParty, Scheduled
 from .geno import Geno
 from .gradient_compression import GradientCompression
 from .iso import Iso
 from .max_norm import MaxNorm
 from .multi_bucket import MultiBucket
-from .no_defense import NoDefense
 from .noisy_gradients import NoisyGradients
 from .ppdl import PPDL
 from .sgsub import FLSG, SGSub
