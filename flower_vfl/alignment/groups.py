@@ -158,6 +158,7 @@ class Ristretto255(Group):
     def _power_rows(self, rows: Elements, key: int, target: Elements) -> None:
         # libsodium refuses invalid encodings, and the identity as a result. The order
         # is prime and the key is not 0: only the identity gives the identity.
+        self._check_last_bit(rows)
         multiply = self._sodium.crypto_scalarmult_ristretto255
         scalar = ctypes.create_string_buffer(key.to_bytes(32, "little"), 32)
         at, source, result = ctypes.addressof(scalar), rows.ctypes.data, 0
@@ -171,6 +172,7 @@ class Ristretto255(Group):
             self._refuse(rows, offset // 32)
 
     def _check_rows(self, rows: Elements) -> None:
+        self._check_last_bit(rows)
         is_valid = self._sodium.crypto_core_ristretto255_is_valid_point
         source = rows.ctypes.data
         for number in range(len(rows)):
@@ -179,6 +181,12 @@ class Ristretto255(Group):
         zero = np.flatnonzero(~rows.any(axis=1))
         if len(zero):
             self._refuse(rows, int(zero[0]))
+
+    def _check_last_bit(self, rows: Elements) -> None:
+        """Refuse bit 255, which libsodium 1.0.18 ignores: two encodings of a point."""
+        bad = np.flatnonzero(rows[:, 31] & 0x80)
+        if len(bad):
+            self._refuse(rows, int(bad[0]))
 
     def _refuse(self, rows: Elements, number: int) -> None:
         if rows[number].any():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rings import make_members
 
-from flower_vfl.alignment.elements import ListError
-from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.elements import ListError, order_of
+from flower_vfl.alignment.groups import Ristretto255, make_group
 from flower_vfl.alignment.messages import RoundMessage
 from flower_vfl.alignment.psu import PsuParty
 from flower_vfl.alignment.ring import Member
@@ -90,6 +90,14 @@ def repeated(message: RoundMessage) -> list[RoundMessage]:
     return with_elements(message, changed)
 
 
+def second_encoding(message: RoundMessage) -> list[RoundMessage]:
+    """Send one point twice: once with bit 255, which libsodium 1.0.18 ignores."""
+    changed = message.elements.copy()
+    changed[-1] = changed[0]
+    changed[-1, 31] |= 0x80
+    return with_elements(message, changed[order_of(changed)])
+
+
 def twice(message: RoundMessage) -> list[RoundMessage]:
     return [message, message]
 
@@ -99,7 +107,8 @@ def too_wide(message: RoundMessage) -> list[RoundMessage]:
 
 
 @pytest.mark.parametrize(
-    "change", [identity, off_curve, one_less, repeated, twice, too_wide]
+    "change",
+    [identity, off_curve, one_less, repeated, second_encoding, twice, too_wide],
 )
 @pytest.mark.parametrize("where", WHERE)
 def test_a_bad_list_ends_the_handshake_and_names_the_sender(
@@ -121,9 +130,23 @@ def test_a_bad_list_ends_the_handshake_and_names_the_sender(
     with pytest.raises(PartyError) as caught:
         run_with(noting, at(*where), may_be_over=change is twice)
     assert caught.value.party == bad[0].header.sender
-    problem = {identity: "is the identity", off_curve: "canonical"}.get(change, "")
+    problems = dict.fromkeys((off_curve, second_encoding), "canonical")
+    problem = {identity: "is the identity", **problems}.get(change, "")
     assert problem in str(caught.value)
     assert "nothing of it was kept" in str(caught.value)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_two_encodings_of_a_point_do_not_blame_an_honest_party(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unchecked, p1 raises both to the same element, and p2 refuses the list of p1."""
+    if not checked:
+        monkeypatch.setattr(Ristretto255, "_check_last_bit", lambda *_: None)
+    with pytest.raises(PartyError) as caught:
+        run_with(second_encoding, at("first", 1, "p0"))
+    assert caught.value.party == ("p0" if checked else "p1")
+    assert ("canonical" if checked else "repeats") in str(caught.value)
 
 
 def test_an_owner_cannot_announce_two_numbers() -> None:
