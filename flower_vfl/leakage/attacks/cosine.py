@@ -14,8 +14,7 @@ from torch import Tensor
 
 from flower_vfl.objectives import Task
 
-from .known import Known
-from .rows import as_rows, products, round_scores, rows_and_norms, to_numpy
+from .known import Known, as_rows, products, round_scores, rows_and_norms, to_numpy
 
 
 def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:

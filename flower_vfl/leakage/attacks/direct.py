@@ -14,8 +14,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 
-from .known import Known
-from .rows import as_rows, finite_norms
+from .known import Known, as_rows, finite_norms
 
 
 def direct_attack(gradient: Tensor, hard: bool = True) -> Tensor:

@@ -17,8 +17,15 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 
-from .known import Known
-from .rows import Array, as_rows, products, round_scores, rows_and_norms, to_numpy
+from .known import (
+    Array,
+    Known,
+    as_rows,
+    products,
+    round_scores,
+    rows_and_norms,
+    to_numpy,
+)
 
 FindCenters = Callable[[Tensor, Sequence[Array]], Array]
 _LARGE, _ENOUGH = 2**16, 127  # entries of a gradient; rows, an odd number of them

@@ -17,7 +17,7 @@ from torch import Tensor
 from flower_vfl.leakage.auc import leak_auc
 from flower_vfl.objectives import Task
 
-from .rows import as_rows
+from .known import as_rows
 from .spectral import spectral_attack
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .known import Known
-from .rows import as_rows, finite_norms
+from .known import Known, as_rows, finite_norms
 
 
 def norm_attack(gradient: Tensor) -> Tensor:

@@ -23,10 +23,9 @@ from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
 from .cosine import CosineAttack
 from .direct import DirectAttack
-from .known import Known
+from .known import Array, Known, to_numpy
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
-from .rows import Array, to_numpy
 from .spectral import spectral_scores
 
 ScoreAttack = Callable[[Tensor, Known], Tensor]

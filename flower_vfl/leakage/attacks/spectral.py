@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .known import Known
-from .rows import rows_and_norms
+from .known import Known, rows_and_norms
 
 
 def spectral_attack(gradient: Tensor, signed: bool = False) -> Tensor:

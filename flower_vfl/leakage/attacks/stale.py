@@ -15,9 +15,8 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 
-from .known import GroupedLabels, attacker
+from .known import GroupedLabels, as_rows, attacker, finite_norms
 from .registry import attack_scores, build_attack, leaks
-from .rows import as_rows, finite_norms
 
 
 class StaleGradients:
