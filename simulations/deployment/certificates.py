@@ -34,37 +34,17 @@ class ServerFiles:
 def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     """Make an authority and a server certificate; the authority's key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    authority_key = ec.generate_private_key(_CURVE())
-    authority_name = _name("flower-vfl authority of one deployment")
-    authority = (
-        _builder(authority_name, authority_name, authority_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=False, certifies=True), critical=True)
-        .sign(authority_key, hashes.SHA384())
-    )
-    key = ec.generate_private_key(_CURVE())
-    certificate = (
-        _builder(_name(hosts[0]), authority_name, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=True, certifies=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(
-            x509.SubjectAlternativeName([_alternative(host) for host in hosts]),
-            critical=False,
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(
-                authority_key.public_key()
-            ),
-            critical=False,
-        )
-        .sign(authority_key, hashes.SHA384())
-    )
+    issuer = "flower-vfl authority of one deployment"
+    issuer_key, key = (ec.generate_private_key(_CURVE()) for _ in range(2))
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    authority = _signed(issuer, issuer_key, issuer, issuer_key, constraints)
+    server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    certificate = _signed(hosts[0], key, issuer, issuer_key, constraints, server, names)
     files = ServerFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    files.authority.write_bytes(authority)
+    files.certificate.write_bytes(certificate)
     _write_private(files.key, key, serialization.PrivateFormat.PKCS8)
     return files
 
@@ -81,31 +61,38 @@ def make_key_pair(folder: Path, name: str) -> Path:
     return private
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
+def _signed(
+    subject: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    constraints: x509.BasicConstraints,
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    """Return a certificate for signatures, or of an authority for certificates."""
+    now, public, ca = datetime.now(UTC), key.public_key(), constraints.ca
+    usage = x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False)
+    own = x509.SubjectKeyIdentifier.from_public_key(public)
+    other = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + _LIFETIME)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
     )
+    for extension in (own, other, *extensions):
+        builder = builder.add_extension(extension, critical=False)
+    signed = builder.sign(issuer_key, hashes.SHA384())
+    return signed.public_bytes(serialization.Encoding.PEM)
 
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _usage(signs: bool, certifies: bool) -> x509.KeyUsage:
-    """Return the usage of a key: digital signatures, or certificates and CRLs."""
-    return x509.KeyUsage(
-        signs, False, False, False, False, certifies, certifies, False, False
-    )
 
 
 def _alternative(host: str) -> x509.GeneralName:
