@@ -261,14 +261,18 @@ def _train(
     labels: Tensor,
 ) -> SubsetResult:
     # These modules import this package.
-    from flower_vfl.attacks import leak_auc
+    from flower_vfl.leakage.attacks import LeakageMeter, leak_auc
+    from flower_vfl.leakage.meter import FLIPPED
     from flower_vfl.parties.aggregation import Aggregation
 
+    # The paper's three attacks, as in its tables.
+    hard = ":hard=true" if objective.task == "binary" else ""
+    meter = LeakageMeter(("norm", f"mean{hard}", f"median{hard}"), objective.task)
     join = Aggregation(training.aggregation)
     bottoms = nn.ModuleList(training.bottoms())
     objective.configure(training.optimizer)
     optimizer = training.optimizer(bottoms.parameters())
-    leaks: list[dict[str, float]] = []
+    leaks: dict[str, list[float]] = {}
     magnitudes: dict[str, list[float]] = {"gan": [], "ce": []}
     averages: dict[str, list[float]] = {"gan": [], "ce": []}
     for epoch in range(1, training.epochs + 1):
@@ -285,8 +289,11 @@ def _train(
             for name, part in objective.gradient_parts.items():
                 magnitudes[name].append(float(part.abs().mean()))
                 averages[name].append(float(part.mean()))
-            if epoch == training.epochs and len(torch.unique(labels[rows])) > 1:
-                leaks += [_attack(gradient, labels[rows]) for gradient in gradients]
+            if epoch == training.epochs:
+                received = {str(i): each for i, each in enumerate(gradients)}
+                for each in meter.measure(received, labels[rows], epoch):
+                    if each.metric == FLIPPED:
+                        leaks.setdefault(each.attack, []).append(each.value)
     bottoms.eval()
     with torch.no_grad():
         everything = torch.arange(len(labels))
@@ -299,7 +306,7 @@ def _train(
     mean = statistics.fmean
     return SubsetResult(
         max(auc, 1e-6),
-        {name: mean(leak[name] for leak in leaks) for name in leaks[0]},
+        {name: mean(found) for name, found in leaks.items()},
         {name: mean(sizes) for name, sizes in magnitudes.items()},
         {name: mean(sizes) for name, sizes in averages.items()},
     )
@@ -312,17 +319,3 @@ def _embed(
         bottom(*(part[rows] for part in party))
         for bottom, party in zip(bottoms, data, strict=True)
     ]
-
-
-def _attack(gradient: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the flipped leak AUC of the paper's three attacks on one batch."""
-    from flower_vfl.attacks import leak_auc, mean_attack, median_attack, norm_attack
-
-    numbers = labels.long()
-    hard = int(numbers.max()) < 2  # as in the paper's tables
-    scores = {
-        "norm": norm_attack(gradient),
-        "mean": mean_attack(gradient, numbers, hard=hard).double(),
-        "median": median_attack(gradient, numbers, hard=hard).double(),
-    }
-    return {name: leak_auc(s, numbers, flipped=True) for name, s in scores.items()}
