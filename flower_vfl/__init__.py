@@ -16,6 +16,7 @@ from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.randomness import Noise
 from flower_vfl.transform import Batch, GradientTransform
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "LabelParty",
     "Leakage",
     "MeanSquaredError",
+    "Noise",
     "Objective",
     "PartyError",
     "PartyRestartedError",

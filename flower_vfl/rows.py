@@ -107,6 +107,8 @@ class RowTransform(ABC):
             )
         if gradient.numel() == 0:
             return gradient
+        if not batch.digest:  # not called by a defender
+            batch = batch.with_digest(gradient)
         rows = to_rows(gradient)
         changed = self.perturb(rows, batch)
         if changed is None or changed is rows:
@@ -187,12 +189,3 @@ def require(condition: bool, name: str, wanted: str, value: object) -> None:
     """Raise an error about a parameter of a transform unless a condition holds."""
     if not condition:
         raise ConfigError(f"{name} must be {wanted}, got {value}")
-
-
-def normal(rows: Tensor, generator: torch.Generator, columns: bool = True) -> Tensor:
-    """Return standard normal noise for a matrix, the same numbers on every device."""
-    shape = rows.shape if columns else (len(rows), 1)
-    noise = torch.randn(
-        shape, generator=generator, dtype=rows.dtype, device=generator.device
-    )
-    return noise.to(rows.device)

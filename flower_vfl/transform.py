@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import LIMIT, Leakage, LeakageMonitor
-from flower_vfl.randomness import draw_secret, noise_generator
+from flower_vfl.randomness import Noise, draw_secret, tensor_digest
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 
@@ -31,7 +30,7 @@ class Batch:
     step : int
         The training step, from 1.
     seed : int
-        Seed of the noise: a secret, since whoever knows it can subtract the noise.
+        Key of the noise: a secret, since whoever knows it can subtract the noise.
     labels : Tensor | None (default: None)
         Labels of the rows, for a transform that requires them.
     epoch : int (default: 1)
@@ -46,14 +45,18 @@ class Batch:
         where it is not known, as in an app that is not vertical.
     rows : Tensor | None (default: None)
         Numbers of the rows, the same in every epoch; given with the embedding.
+    digest : bytes (default: b"")
+        Of the gradient as it was before all transforms. A step that is repeated with
+        another gradient so has other noise, and the difference of the two tells
+        nothing.
 
     Examples
     --------
     >>> import torch
     >>> from flower_vfl import Batch
     >>> batch = Batch(party="passive-1", step=1, seed=2)
-    >>> noise = torch.randn(3, generator=batch.generator())
-    >>> bool((noise == torch.randn(3, generator=batch.generator())).all())
+    >>> noise = batch.noise().normal((3,))
+    >>> bool((noise == batch.noise().normal((3,))).all())
     True
     """
 
@@ -66,10 +69,22 @@ class Batch:
     stage: str = field(default="", compare=False)
     embedding: Tensor | None = field(default=None, compare=False)
     rows: Tensor | None = field(default=None, compare=False)
+    digest: bytes = field(default=b"", compare=False)
 
-    def generator(self) -> torch.Generator:
-        """Return a generator that depends on seed, party, step and stage only."""
-        return noise_generator(self.seed, self.stage, self.party, self.step)
+    def with_digest(self, gradient: Tensor) -> Batch:
+        """Return the batch of a gradient that no transform has changed yet.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            The gradient.
+        """
+        found = tensor_digest(gradient, self.seed, self.party, self.step)
+        return replace(self, digest=found)
+
+    def noise(self) -> Noise:
+        """Return random numbers, the same ones only for the same gradient again."""
+        return Noise(self.seed, self.stage, self.party, self.step, self.digest)
 
 
 @runtime_checkable
@@ -147,6 +162,7 @@ def apply_in_order(
 ) -> Tensor | None:
     """Apply transforms one after the other, and check what each of them returns."""
     several = len(transforms) > 1  # the same noise twice would be no noise
+    batch = batch.with_digest(gradient) if transforms and not batch.digest else batch
     for number, transform in enumerate(transforms):
         if transform.requires_labels:
             batch.metrics.pop(AUC_BOUND, None)

@@ -10,16 +10,17 @@ import math
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import AdjustableTransform, normal, require, row_norms
+from flower_vfl.randomness import Noise
+from flower_vfl.rows import AdjustableTransform, require, row_norms
 from flower_vfl.transform import Batch
 
 
-def iso(rows: Tensor, t: float, generator: torch.Generator) -> Tensor:
+def iso(rows: Tensor, t: float, stream: Noise) -> Tensor:
     """Add N(0, t/d · max‖g‖² · I) to every row."""
     limit = torch.finfo(rows.dtype).max / 16  # no number drawn is that large
     largest = min(float(row_norms(rows).max()), limit)
     scale = min(math.sqrt(t / rows.shape[1]) * largest, limit)
-    return normal(rows, generator).mul_(scale).add_(rows)
+    return stream.normal(rows.shape, rows.dtype).to(rows.device).mul_(scale).add_(rows)
 
 
 class Iso(AdjustableTransform):
@@ -47,4 +48,4 @@ class Iso(AdjustableTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rows with noise."""
-        return iso(rows, self.t * self.raised, batch.generator())
+        return iso(rows, self.t * self.raised, batch.noise())

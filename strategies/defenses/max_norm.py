@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import RowTransform, normal, row_norms
+from flower_vfl.randomness import Noise
+from flower_vfl.rows import RowTransform, row_norms
 from flower_vfl.transform import Batch
 
 
-def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
+def max_norm(rows: Tensor, stream: Noise) -> Tensor:
     """Stretch every row at random so that its expected squared norm is the largest.
 
     Row j becomes g_j·(1 + σ_j·ε_j) with one normal number ε_j per row and
@@ -22,7 +23,8 @@ def max_norm(rows: Tensor, generator: torch.Generator) -> Tensor:
     ratio = norms.max() / norms
     sigma = torch.sqrt(ratio - 1.0) * torch.sqrt(ratio + 1.0)
     sigma = sigma.nan_to_num_(0.0, posinf=0.0)
-    stretch = 1.0 + sigma * normal(rows, generator, columns=False).double().squeeze(1)
+    drawn = stream.normal((len(rows),), torch.float64).to(rows.device)
+    stretch = 1.0 + sigma * drawn
     if rows.dtype == torch.float64 or float(stretch.abs().max()) < 1e30:
         return rows * stretch.to(rows.dtype).unsqueeze(1)
     return (rows.double() * stretch.unsqueeze(1)).to(rows.dtype)
@@ -46,4 +48,4 @@ class MaxNorm(RowTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the stretched rows."""
-        return max_norm(rows, batch.generator())
+        return max_norm(rows, batch.noise())

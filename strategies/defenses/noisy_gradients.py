@@ -12,28 +12,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flower_vfl.randomness import Noise
 from flower_vfl.rows import AdjustableTransform, require
 from flower_vfl.transform import Batch
 
 
 def laplace(
-    shape: Sequence[int], scale: float, dtype: torch.dtype, generator: torch.Generator
+    shape: Sequence[int], scale: float, dtype: torch.dtype, stream: Noise
 ) -> Tensor:
     """Return finite numbers drawn from Laplace(0, scale).
 
     One random bit is the sign, the others make a uniform number u, and −log u is
     exponential. This takes a quarter of the time of torch's ``exponential_`` on a CPU.
     """
-    length = math.prod(shape)
-    bits = torch.finfo(dtype).bits
-    words = torch.empty(
-        math.ceil(length * bits / 64), dtype=torch.int64, device=generator.device
-    ).random_(-(2**63), None, generator=generator)
-    integers = words.view(torch.int32 if bits == 32 else torch.int64)[:length]
-    signed = integers.to(dtype)
-    unit = 2.0 ** (1 - bits)  # scales the largest integer to 1
+    signed = stream.signed(math.prod(shape), dtype)
     # The logarithm of 0 is infinite, so 0 becomes half of the smallest step.
-    noise = signed.abs().mul_(unit).clamp_min_(unit / 2).log_().copysign_(signed)
+    smallest = 2.0 ** -torch.finfo(dtype).bits
+    noise = signed.abs().clamp_min_(smallest).log_().copysign_(signed)
     noise.mul_(min(scale, torch.finfo(dtype).max / 64))  # no number drawn is so large
     return noise.reshape(tuple(shape))
 
@@ -63,7 +58,5 @@ class NoisyGradients(AdjustableTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rows with noise."""
-        noise = laplace(
-            rows.shape, self.scale * self.raised, rows.dtype, batch.generator()
-        )
+        noise = laplace(rows.shape, self.scale * self.raised, rows.dtype, batch.noise())
         return noise.to(rows.device).add_(rows)

@@ -13,6 +13,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from flower_vfl.randomness import Noise
 from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
 
@@ -22,7 +23,7 @@ from .noisy_gradients import laplace
 def share_selected(
     rows: Tensor,
     theta: float,
-    generator: torch.Generator,
+    stream: Noise,
     eps: float = 1.8,
     sensitivity: float = 1.0,
     gamma: float = 0.001,
@@ -44,16 +45,13 @@ def share_selected(
     most = math.floor(Fraction(str(theta)) * len(flat))
     test_scale = 2.0 * most * sensitivity / (eps * 8.0 / 9.0)
     value_scale = 2.0 * most * sensitivity / (eps * 2.0 / 9.0)
-    threshold = laplace((1,), test_scale, flat.dtype, generator).add_(tau)
-    test = laplace(flat.shape, 2.0 * test_scale, flat.dtype, generator).to(rows.device)
+    threshold = laplace((1,), test_scale, flat.dtype, stream).add_(tau)
+    test = laplace(flat.shape, 2.0 * test_scale, flat.dtype, stream).to(rows.device)
     magnitude = test.add_(flat.abs().clamp_max_(gamma))
     passed = torch.nonzero(magnitude >= threshold.to(rows.device)).squeeze(1)
     if len(passed) > most:
-        order = torch.randperm(
-            len(passed), generator=generator, device=generator.device
-        )
-        passed = passed[order[:most].to(rows.device)]
-    noise = laplace(passed.shape, value_scale, flat.dtype, generator).to(rows.device)
+        passed = passed[stream.permutation(len(passed))[:most].to(rows.device)]
+    noise = laplace(passed.shape, value_scale, flat.dtype, stream).to(rows.device)
     shared[passed] = noise.add_(flat[passed]).clamp_(-gamma, gamma)
     return shared.reshape(rows.shape)
 
@@ -106,4 +104,4 @@ class PPDL(RowTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the entries that are shared, and zeros."""
-        return share_selected(rows, generator=batch.generator(), **vars(self))
+        return share_selected(rows, stream=batch.noise(), **vars(self))

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import RowTransform, normal, require
+from flower_vfl.randomness import Noise
+from flower_vfl.rows import RowTransform, require
 from flower_vfl.transform import Batch
 
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
@@ -88,7 +89,7 @@ def search(
     score: Callable[[Tensor], float],
     tau: float,
     max_attempts: int,
-    generator: torch.Generator,
+    stream: Noise,
 ) -> Substitute:
     """Sample a gradient with the mean, spread, range and order of another.
 
@@ -99,7 +100,8 @@ def search(
     ends = [float(end) for end in torch.aminmax(entries)]
     best, lowest, attempts = entries, math.inf, 0
     for attempts in range(1, max_attempts + 1):
-        candidate = normal(entries, generator).mul_(std).add_(mean).clamp_(*ends)
+        drawn = stream.normal(entries.shape, entries.dtype).to(entries.device)
+        candidate = drawn.mul_(std).add_(mean).clamp_(*ends)
         if original.by_rank:
             candidate = by_size(candidate)
         found = score(candidate)
@@ -130,7 +132,7 @@ def mahalanobis(a: Tensor, b: Tensor, variances: Tensor) -> float:
 
 def sgsub(
     rows: Tensor,
-    generator: torch.Generator,
+    stream: Noise,
     w_cos: float = 0.5,
     w_m: float = 0.5,
     tau: float = 1.0,
@@ -152,11 +154,11 @@ def sgsub(
         distance = mahalanobis(candidate, original.entries, variances)
         return w_cos * turned + w_m * distance
 
-    return search(original, score, tau, max_attempts, generator)
+    return search(original, score, tau, max_attempts, stream)
 
 
 def flsg(
-    rows: Tensor, generator: torch.Generator, tau: float = 0.8, max_attempts: int = 20
+    rows: Tensor, stream: Noise, tau: float = 0.8, max_attempts: int = 20
 ) -> Substitute:
     """Replace a gradient w by a sampled ŵ whose distance ‖ŵ − w‖/‖w‖ is at most τ."""
     original = Original.of(rows)
@@ -165,7 +167,7 @@ def flsg(
     def distance(candidate: Tensor) -> float:
         return float(torch.linalg.vector_norm(candidate - original.entries)) / length
 
-    return search(original, distance, tau, max_attempts, generator)
+    return search(original, distance, tau, max_attempts, stream)
 
 
 @dataclass(eq=False)
@@ -223,7 +225,7 @@ class SGSub(RowTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
-        found = sgsub(rows, batch.generator(), **vars(self))
+        found = sgsub(rows, batch.noise(), **vars(self))
         batch.metrics["sgsub_attempts"] = float(found.attempts)
         batch.metrics["sgsub_score"] = found.score
         return found.rows
@@ -264,7 +266,7 @@ class FLSG(RowTransform):
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
-        found = flsg(rows, batch.generator(), self.tau, self.max_attempts)
+        found = flsg(rows, batch.noise(), self.tau, self.max_attempts)
         batch.metrics["flsg_attempts"] = float(found.attempts)
         batch.metrics["flsg_distance"] = found.score
         return found.rows

@@ -14,7 +14,7 @@ from vertical_cases import rich_app, simple_parties
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.protocol.messages import Verb, read
-from flower_vfl.randomness import draw_secret, noise_generator
+from flower_vfl.randomness import Noise, draw_secret
 from flower_vfl.strategies import (
     DEFENSES,
     Compose,
@@ -188,7 +188,7 @@ def test_noise_is_secret_unless_a_seed_is_given() -> None:
 
 def test_noise_depends_on_all_bits_of_its_seed() -> None:
     def numbers(*parts: int | str) -> Tensor:
-        return torch.randn(64, generator=noise_generator(*parts))
+        return Noise(*parts).normal((64,))
 
     first = numbers(5, "passive-1", 1)
     assert torch.equal(first, numbers(5, "passive-1", 1))
@@ -196,7 +196,7 @@ def test_noise_depends_on_all_bits_of_its_seed() -> None:
     others += [numbers(5, "passive-2", 1), numbers(5, "passive-1", 2)]
     for other in others:
         assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 0.4
-    many = torch.randn(200_000, generator=noise_generator(1))
+    many = Noise(1).normal((200_000,))
     assert abs(float(many.mean())) < 0.01 and abs(float(many.std()) - 1) < 0.01
     assert abs(float(torch.corrcoef(torch.stack([many[:-1], many[1:]]))[0, 1])) < 0.01
 

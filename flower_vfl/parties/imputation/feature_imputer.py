@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.parties.schedule import TRAIN
-from flower_vfl.randomness import derive_seed, draw_secret, noise_generator
+from flower_vfl.randomness import Noise, derive_seed, draw_secret
 from flower_vfl.specs import build_from_spec
 
 from .row_index import RowIndex
@@ -33,34 +33,33 @@ RunModel = Callable[[Tensor], Tensor]  # own row numbers -> embeddings
 Averages = tuple[Tensor, Tensor]  # mean and standard deviation of every entry
 
 
-def draw_donors(count: int, pool: Tensor, generator: torch.Generator) -> Tensor:
+def draw_donors(count: int, pool: Tensor, stream: Noise) -> Tensor:
     """Return random rows of a pool, each again only after all others."""
     rounds = [
-        torch.randperm(len(pool), generator=generator)
-        for _ in range(math.ceil(count / len(pool)))
+        stream.permutation(len(pool)) for _ in range(math.ceil(count / len(pool)))
     ]
     order = torch.cat(rounds)[:count] if rounds else torch.empty(0, dtype=torch.int64)
     return pool[order.to(pool.device)]
 
 
 def gaussian_embeddings(
-    count: int, real: Tensor, generator: torch.Generator, scale: float = 1.0
+    count: int, real: Tensor, stream: Noise, scale: float = 1.0
 ) -> Tensor:
     """Return rows of N(0, scale/d · max‖f‖² · I), f the real embeddings."""
     largest: Tensor = real.detach().flatten(1).norm(dim=1).max()
     deviation = largest * math.sqrt(scale / real[0].numel())
-    return _normal((count, *real.shape[1:]), real, generator) * deviation
+    return _normal((count, *real.shape[1:]), real, stream) * deviation
 
 
 def random_embeddings(
-    count: int, mean: Tensor, deviation: Tensor, generator: torch.Generator
+    count: int, mean: Tensor, deviation: Tensor, stream: Noise
 ) -> Tensor:
     """Return rows of N(mean, deviation²), entry by entry."""
-    return mean + deviation * _normal((count, *mean.shape), mean, generator)
+    return mean + deviation * _normal((count, *mean.shape), mean, stream)
 
 
-def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+def _normal(shape: tuple[int, ...], like: Tensor, stream: Noise) -> Tensor:
+    return stream.normal(shape).to(like.device, like.dtype)
 
 
 class FeatureSynthesizer(ABC):
@@ -80,8 +79,8 @@ class FeatureSynthesizer(ABC):
             )
         self._local, self._pool, self._secret = local, pool, secret
 
-    def _generator(self, *at: int | str) -> torch.Generator:
-        return noise_generator(self._secret, "features", *at)
+    def _stream(self, *at: int | str) -> Noise:
+        return Noise(self._secret, "features", *at)
 
     @abstractmethod
     def embed(self, rows: Tensor, at: At, training: bool, run: RunModel) -> Tensor:
@@ -109,19 +108,19 @@ class Sampling(FeatureSynthesizer):
         """Set the rows that the party holds, and draw a donor for each missing one."""
         super().fit(local, pool, secret)
         if self.fixed:
-            self._local = self._filled(local, self._generator("rows"))
+            self._local = self._filled(local, self._stream("rows"))
 
-    def _filled(self, local: Tensor, generator: torch.Generator) -> Tensor:
+    def _filled(self, local: Tensor, stream: Noise) -> Tensor:
         absent = (local < 0).nonzero().flatten()
         if not len(absent):
             return local
-        donors = draw_donors(len(absent), self._pool, generator)
+        donors = draw_donors(len(absent), self._pool, stream)
         return local.index_copy(0, absent, donors)
 
     def embed(self, rows: Tensor, at: At, training: bool, run: RunModel) -> Tensor:
         """Return one embedding for each row of a batch."""
         local = self._local.index_select(0, rows)
-        return run(self._filled(local, self._generator(*at)))
+        return run(self._filled(local, self._stream(*at)))
 
 
 class _RandomEmbeddings(FeatureSynthesizer):
@@ -135,21 +134,21 @@ class _RandomEmbeddings(FeatureSynthesizer):
             output = run(local)
             self._record(output.detach(), training)
             return output
-        generator = self._generator(*at)
+        stream = self._stream(*at)
         own = local[held]
         if len(own) < 2:  # batch normalisation cannot train on one row
             others = max(2, len(local)) - len(own)
-            own = torch.cat([own, draw_donors(others, self._pool, generator)])
+            own = torch.cat([own, draw_donors(others, self._pool, stream)])
         real = run(own)
         self._record(real.detach(), training)
-        drawn = self._draw(len(local), real.detach(), generator)
+        drawn = self._draw(len(local), real.detach(), stream)
         return drawn.index_copy(0, held, real[: len(held)])
 
     def _record(self, real: Tensor, training: bool) -> None:
         """Record the real embeddings of a batch."""
 
     @abstractmethod
-    def _draw(self, count: int, real: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
         """Return so many embeddings."""
 
 
@@ -162,8 +161,8 @@ class Gaussian(_RandomEmbeddings):
             raise ConfigError(f"scale must be positive, got {scale}")
         self.scale = scale
 
-    def _draw(self, count: int, real: Tensor, generator: torch.Generator) -> Tensor:
-        return gaussian_embeddings(count, real, generator, self.scale)
+    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
+        return gaussian_embeddings(count, real, stream, self.scale)
 
 
 class Random(_RandomEmbeddings):
@@ -187,9 +186,9 @@ class Random(_RandomEmbeddings):
             deviation = self._moving[1].lerp(deviation, self.momentum)
         self._next = mean, deviation
 
-    def _draw(self, count: int, real: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
         assert self._next is not None  # _record was called before
-        return random_embeddings(count, *self._next, generator)
+        return random_embeddings(count, *self._next, stream)
 
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
         """Set the rows that the party holds, and reset the averages."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.objectives import Objective
-from flower_vfl.randomness import noise_generator
+from flower_vfl.randomness import Noise
 
 from .calibration import WHEN, Calibration, When
 from .feature_imputer import FeatureImputer
@@ -100,11 +100,11 @@ class LabelImputer:
         row_index = self._rows.row_index
         if row_index is not None and len(self._known):
             self._synthesizer.fit(
-                self._known, self._classes, row_index.rows, self._generator("rows")
+                self._known, self._classes, row_index.rows, self._stream("rows")
             )
 
-    def _generator(self, *at: int | str) -> torch.Generator:
-        return noise_generator(self._rows.secret, "labels", *at)
+    def _stream(self, *at: int | str) -> Noise:
+        return Noise(self._rows.secret, "labels", *at)
 
     def _calibrate(
         self, objective: Objective, labelled: float, complete: float
@@ -154,8 +154,8 @@ class LabelImputer:
         labels = self._own.index_select(0, numbers.clamp_min(0))
         if not len(absent):
             return BatchLabels(labels, labels)
-        generator = self._generator("step", step)
-        unlabelled = UnlabelledBatch(rows, labels, absent, expect, join, generator)
+        stream = self._stream("step", step)
+        unlabelled = UnlabelledBatch(rows, labels, absent, expect, join, stream)
         filled = self._synthesizer.synthesize(unlabelled).to(labels.device)
         if filled.dim() == 2:
             shares = F.one_hot(labels, self._classes).to(filled)

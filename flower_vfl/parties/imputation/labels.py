@@ -26,6 +26,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
+from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
 
 CLASSES: tuple[Task, ...] = ("binary", "multiclass")
@@ -45,17 +46,17 @@ def minority_class(counts: Tensor) -> int:
     return int(rare.argmin())
 
 
-def draw_predicted(
-    probabilities: Tensor, samples: int, generator: torch.Generator
-) -> Tensor:
+def draw_predicted(probabilities: Tensor, samples: int, stream: Noise) -> Tensor:
     """Return labels drawn by predicted probabilities, averaged over several draws."""
     chances = probabilities.detach().double().cpu().clamp(0.0, 1.0)
     if chances.dim() == 1:
         size = samples, len(chances)
-        draws = torch.rand(size, generator=generator, dtype=torch.float64)
+        draws = stream.uniform(size, torch.float64)
         shares = (draws < chances).double().mean(dim=0)
     else:
-        drawn = torch.multinomial(chances, samples, True, generator=generator)
+        draws = stream.uniform((len(chances), samples), torch.float64)
+        edges = (chances / chances.sum(dim=1, keepdim=True)).cumsum(dim=1)[:, :-1]
+        drawn = torch.searchsorted(edges.contiguous(), draws, right=True)
         shares = F.one_hot(drawn, chances.shape[1]).double().mean(dim=1)
     return shares.to(probabilities)
 
@@ -85,7 +86,7 @@ class UnlabelledBatch:
     absent: Tensor  # positions without a label
     predict: Callable[[], Tensor]
     join: Callable[[], Tensor]
-    generator: torch.Generator
+    stream: Noise
 
     @cached_property
     def known(self) -> Tensor:
@@ -104,9 +105,7 @@ class LabelSynthesizer(ABC):
         self.own = torch.empty(0)  # labels of the own training rows
         self.classes = 2
 
-    def fit(
-        self, own: Tensor, classes: int, rows: int, generator: torch.Generator
-    ) -> None:
+    def fit(self, own: Tensor, classes: int, rows: int, stream: Noise) -> None:
         """Set the own labels; called before the first batch."""
         self.own, self.classes = own, classes
 
@@ -127,8 +126,8 @@ class LabelSynthesizer(ABC):
         """Return the share of each class among synthetic labels, None if unknown."""
         return None
 
-    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
-        chosen = torch.randint(len(self.own), (count,), generator=generator)
+    def _draw(self, count: int, stream: Noise) -> Tensor:
+        chosen = (stream.uniform((count,), torch.float64) * len(self.own)).long()
         return self.own[chosen.to(self.own.device)]
 
 
@@ -164,19 +163,17 @@ class RandomPos(LabelSynthesizer):
         self.fixed = fixed
         self._drawn = torch.empty(0)
 
-    def fit(
-        self, own: Tensor, classes: int, rows: int, generator: torch.Generator
-    ) -> None:
+    def fit(self, own: Tensor, classes: int, rows: int, stream: Noise) -> None:
         """Set the own labels, and draw a label for every row."""
-        super().fit(own, classes, rows, generator)
+        super().fit(own, classes, rows, stream)
         if self.fixed:
-            self._drawn = self._draw(rows, generator)
+            self._drawn = self._draw(rows, stream)
 
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the drawn labels."""
         if self.fixed:
             return self._drawn[batch.rows[batch.absent]]
-        return self._draw(len(batch.absent), batch.generator)
+        return self._draw(len(batch.absent), batch.stream)
 
     def class_shares(self, frequencies: Tensor) -> Tensor:
         """Return the frequencies themselves."""
@@ -195,7 +192,7 @@ class RandomPred(LabelSynthesizer):
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return labels, or shares of classes for several draws."""
         predicted = batch.predict()[batch.absent]
-        shares = draw_predicted(predicted, self.samples, batch.generator)
+        shares = draw_predicted(predicted, self.samples, batch.stream)
         if shares.dim() == 1:
             return shares.to(batch.labels)
         return shares if self.samples > 1 else shares.argmax(dim=1)
@@ -215,7 +212,7 @@ class Neighbors(LabelSynthesizer):
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
         """Return the outcome of each vote."""
         if not len(batch.known):
-            return self._draw(len(batch.absent), batch.generator)
+            return self._draw(len(batch.absent), batch.stream)
         joined, known = batch.join(), batch.known
         nearest = nearest_labels(
             joined[batch.absent], joined[known], batch.labels[known], self.k

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.rows import AdjustableTransform, normal, require
+from flower_vfl.randomness import Noise
+from flower_vfl.rows import AdjustableTransform, require
 from flower_vfl.transform import AUC_BOUND, Batch
 
 from .multiclass import solve_multiclass
@@ -31,7 +32,7 @@ Statistics = tuple[Tensor, Tensor, Tensor]  # size, mean and variance of each cl
 
 
 @dataclass(frozen=True)
-class Noise:
+class ClassNoise:
     """Zero-mean Gaussian noise with a covariance for each class.
 
     A row of class c gets Σ along[c, k]·N(0, 1)·directions[k] + isotropic[c]·N(0, I).
@@ -45,7 +46,7 @@ class Noise:
     @classmethod
     def binary(
         cls, labels: Tensor, delta: Tensor, solution: MarvellSolution, scale: float
-    ) -> Noise:
+    ) -> ClassNoise:
         """Return the noise of a solution for two classes."""
         length = float(torch.linalg.vector_norm(delta))
         one_line = [
@@ -67,20 +68,21 @@ class Noise:
 
 
 def add_noise(
-    rows: Tensor, classes: Tensor, noise: Noise, generator: torch.Generator
+    rows: Tensor, classes: Tensor, noise: ClassNoise, stream: Noise
 ) -> Tensor:
     """Add Gaussian noise that depends on the class of a row."""
     width = noise.directions.shape[0]
     limit = torch.finfo(rows.dtype).max / (64 * (1 + width))  # no sum overflows
     changed = rows
     if bool(noise.along.any()):
-        drawn = normal(rows.new_empty(len(rows), width), generator)
+        drawn = stream.normal((len(rows), width), rows.dtype).to(rows.device)
         drawn *= noise.along.clamp(max=limit).to(rows)[classes]
         changed = torch.addmm(rows, drawn, noise.directions.to(rows))
     if bool(noise.isotropic.any()):  # drawn only for the rows that get it
         deviations = noise.isotropic.clamp(max=limit).to(rows)[classes]
         chosen = deviations.nonzero().squeeze(1)
-        drawn = normal(rows.new_empty(len(chosen), rows.shape[1]), generator)
+        drawn = stream.normal((len(chosen), rows.shape[1]), rows.dtype)
+        drawn = drawn.to(rows.device)
         drawn *= deviations[chosen].unsqueeze(1)
         target = changed.clone() if changed is rows else changed
         changed = target.index_add_(0, chosen, drawn)
@@ -155,7 +157,7 @@ class Marvell(AdjustableTransform):
             allowed_sum_kl(auc)  # refuses an AUC that cannot be a bound
         self.s = s
         self.auc = auc
-        self._last: dict[str, Noise] = {}
+        self._last: dict[str, ClassNoise] = {}
 
     @property
     def _s(self) -> float:
@@ -178,11 +180,11 @@ class Marvell(AdjustableTransform):
             if last is None or last.directions.shape[1] != rows.shape[1]:
                 return rows
             noise, classes = last, last.classes_of(labels)
-        return add_noise(rows, classes, noise, batch.generator())
+        return add_noise(rows, classes, noise, batch.noise())
 
     def _solve(
         self, rows: Tensor, classes: Tensor, values: Tensor, batch: Batch
-    ) -> Noise:
+    ) -> ClassNoise:
         """Return the noise for a batch with several classes and report its bound."""
         scale = _unit(rows)
         scaled = rows if scale == 1.0 else rows / scale
@@ -205,7 +207,7 @@ class Marvell(AdjustableTransform):
 
     def _binary(
         self, values: Tensor, statistics: Statistics, scale: float
-    ) -> tuple[Noise, float, float]:
+    ) -> tuple[ClassNoise, float, float]:
         """Return the paper's noise, its divergence, and its power in units of s."""
         sizes, means, variances = statistics
         delta = means[1] - means[0]
@@ -218,18 +220,18 @@ class Marvell(AdjustableTransform):
         else:
             power = least_power(u, v, d, q, p, self._auc)
         solution = solve_marvell(u, v, d, q, p, power)
-        noise = Noise.binary(values, delta, solution, scale)
+        noise = ClassNoise.binary(values, delta, solution, scale)
         return noise, solution.sum_kl, power / q if q > 0.0 else math.inf
 
     def _multiclass(
         self, values: Tensor, statistics: Statistics, scale: float
-    ) -> tuple[Noise, float, float]:
+    ) -> tuple[ClassNoise, float, float]:
         """Return our noise for several classes, its divergence, and its power."""
         sizes, means, variances = statistics
         weights = (sizes / sizes.sum()).numpy()
         found = solve_multiclass(means, variances.numpy(), weights, self._s, self._auc)
         along = torch.from_numpy(np.sqrt(found.along)) * scale
-        noise = Noise(
+        noise = ClassNoise(
             values,
             found.directions,
             along.repeat(len(values), 1),
@@ -249,7 +251,7 @@ class Marvell(AdjustableTransform):
             raise ConfigError(f"{sorted(state)} is not the state of a Marvell defense")
         super().load_state_dict(state)
         self._last = {
-            party: Noise(**{name: tensor.cpu() for name, tensor in saved.items()})
+            party: ClassNoise(**{name: tensor.cpu() for name, tensor in saved.items()})
             for party, saved in state["noise"].items()
         }
 

@@ -14,6 +14,7 @@ from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.parties.imputation.calibration import Calibration, mixed, unmixed
 from flower_vfl.parties.imputation.label_imputer import complete_share
 from flower_vfl.parties.imputation.labels import build_label_synthesizer
+from flower_vfl.randomness import Noise
 
 TRUTH = np.array([[0.9, 0.08, 0.02], [0.4, 0.5, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]])
 
@@ -63,7 +64,7 @@ def test_the_formula_is_what_synthetic_data_does(
     own = torch.from_numpy(
         np.repeat(np.arange(classes), (1000 * frequencies).astype(int))
     )
-    synthesizer.fit(own, classes, 1, torch.Generator())
+    synthesizer.fit(own, classes, 1, Noise(1))
     labelled = 1.0 - beta
     complete = labelled * (1.0 - alpha)
     calibration = Calibration.of(

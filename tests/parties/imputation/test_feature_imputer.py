@@ -17,7 +17,7 @@ from flower_vfl.parties.imputation.feature_imputer import (
     gaussian_embeddings,
     random_embeddings,
 )
-from flower_vfl.randomness import noise_generator
+from flower_vfl.randomness import Noise
 
 LOCAL = torch.tensor([3, -1, 0, -1, 1, -1, 2, -1])
 POOL = torch.tensor([3, 0, 1, 2])
@@ -41,32 +41,32 @@ def batch_of(
 
 
 def test_no_donor_comes_twice_before_all_have_come() -> None:
-    drawn = draw_donors(10, POOL, noise_generator(1)).tolist()
+    drawn = draw_donors(10, POOL, Noise(1)).tolist()
     assert sorted(drawn[:4]) == sorted(drawn[4:8]) == [0, 1, 2, 3]
     assert len(set(drawn[8:])) == 2
-    assert len(draw_donors(0, POOL, noise_generator(1))) == 0
+    assert len(draw_donors(0, POOL, Noise(1))) == 0
 
 
 def test_donors_are_drawn_evenly() -> None:
     counts = torch.zeros(4)
     for seed in range(2000):
-        counts[draw_donors(1, POOL, noise_generator(seed))] += 1
+        counts[draw_donors(1, POOL, Noise(seed))] += 1
     # 2000/4 with a standard deviation of 19.4
     assert (counts - 500).abs().max() < 4 * 19.4
 
 
 def test_gaussian_embeddings_have_the_variance_of_the_paper() -> None:
     real = torch.tensor([[3.0, 4.0], [0.0, 1.0]])  # the largest norm is 5
-    drawn = gaussian_embeddings(40000, real, noise_generator(2), scale=2.0)
+    drawn = gaussian_embeddings(40000, real, Noise(2), scale=2.0)
     assert drawn.var(dim=0).tolist() == pytest.approx([25.0, 25.0], rel=0.03)
     assert drawn.mean(dim=0).abs().max() < 4 * 5 / math.sqrt(40000)
-    cube = gaussian_embeddings(40000, real.reshape(2, 2, 1), noise_generator(2), 2.0)
+    cube = gaussian_embeddings(40000, real.reshape(2, 2, 1), Noise(2), 2.0)
     assert torch.equal(cube.reshape(-1, 2), drawn)
 
 
 def test_random_embeddings_have_mean_and_deviation() -> None:
     mean, deviation = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])
-    drawn = random_embeddings(40000, mean, deviation, noise_generator(3))
+    drawn = random_embeddings(40000, mean, deviation, Noise(3))
     assert drawn.mean(dim=0).tolist() == pytest.approx([1.0, -2.0], abs=0.06)
     assert drawn.std(dim=0).tolist() == pytest.approx([0.5, 3.0], rel=0.03)
 

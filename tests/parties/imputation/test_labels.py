@@ -19,7 +19,7 @@ from flower_vfl.parties.imputation.labels import (
     nearest_labels,
     vote,
 )
-from flower_vfl.randomness import noise_generator
+from flower_vfl.randomness import Noise
 
 OWN = torch.tensor([0.0, 0.0, 1.0, 0.0])
 
@@ -33,7 +33,7 @@ def unlabelled(
         torch.tensor(absent),
         lambda: parts["predicted"],
         lambda: parts["joined"],
-        noise_generator(9, step),
+        Noise(9, step),
     )
 
 
@@ -41,7 +41,7 @@ def fitted(
     text: str, own: Tensor = OWN, classes: int = 2, rows: int = 100
 ) -> LabelSynthesizer:
     synthesizer = build_label_synthesizer(text)
-    synthesizer.fit(own, classes, rows, noise_generator(4, "rows"))
+    synthesizer.fit(own, classes, rows, Noise(4, "rows"))
     return synthesizer
 
 
@@ -88,13 +88,13 @@ def test_random_pos_of_a_regression_draws_own_labels() -> None:
 @pytest.mark.parametrize("samples", [1, 4])
 def test_predicted_labels_have_the_predicted_probability(samples: int) -> None:
     chances = torch.tensor([0.1, 0.8]).repeat(5000)
-    shares = draw_predicted(chances, samples, noise_generator(1))
+    shares = draw_predicted(chances, samples, Noise(1))
     assert set((shares * samples).tolist()) <= set(map(float, range(samples + 1)))
     for start, chance in ((0, 0.1), (1, 0.8)):
         error = 4 * (chance * (1 - chance) / samples / 5000) ** 0.5
         assert float(shares[start::2].mean()) == pytest.approx(chance, abs=error)
     many = torch.tensor([[0.2, 0.5, 0.3]]).repeat(5000, 1)
-    drawn = draw_predicted(many, samples, noise_generator(1))
+    drawn = draw_predicted(many, samples, Noise(1))
     assert drawn.sum(dim=1).tolist() == pytest.approx([1.0] * 5000)
     assert drawn.mean(dim=0).tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
 
@@ -139,7 +139,7 @@ def test_an_averaged_label_has_the_averaged_gradient(classes: int) -> None:
 def test_random_pred_changes_nothing_on_average() -> None:
     logits = torch.tensor([0.3, -1.2, 2.0]).repeat(20000).requires_grad_()
     chances = torch.sigmoid(logits.detach())
-    labels = draw_predicted(chances, 1, noise_generator(6))
+    labels = draw_predicted(chances, 1, Noise(6))
     loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
     gradient = torch.autograd.grad(loss, logits)[0].reshape(-1, 3).mean(dim=0)
     assert gradient.abs().max() < 4 * 0.5 / 20000**0.5

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.randomness import Noise
 from flower_vfl.strategies import Iso, MaxNorm
 from flower_vfl.strategies.defenses.iso import iso
 from flower_vfl.strategies.defenses.max_norm import max_norm
@@ -20,8 +21,8 @@ DRAWS = 40_000
 ROWS = torch.tensor([[3.0, 4.0], [5.0, -12.0], [0.0, 0.0], [-0.3, 0.4]])
 
 
-def stream(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def stream(seed: int = 0) -> Noise:
+    return Noise(seed)
 
 
 def iso_draws(t: float) -> Tensor:
@@ -87,7 +88,7 @@ def test_max_norm_stays_on_the_line_of_each_row() -> None:
 
 
 def test_max_norm_by_hand() -> None:
-    noise = torch.randn(4, 1, generator=stream(7)).squeeze(1)
+    noise = stream(7).normal((4,), torch.float64).float()
     sigma = torch.tensor([math.sqrt(169 / 25 - 1), 0.0, 0.0, math.sqrt(169 / 0.25 - 1)])
     expected = ROWS * (1 + sigma * noise)[:, None]
     assert torch.allclose(max_norm(ROWS, stream(7)), expected, rtol=1e-5)
@@ -96,9 +97,13 @@ def test_max_norm_by_hand() -> None:
 def test_both_use_the_generator_of_the_batch() -> None:
     batch = Batch("passive-1", 3, 11)
     found = Iso(2.0)(ROWS, batch)
-    assert found is not None and found.equal(iso(ROWS, 2.0, batch.generator()))
+    assert found is not None and found.equal(
+        iso(ROWS, 2.0, batch.with_digest(ROWS).noise())
+    )
     found = MaxNorm()(ROWS, batch)
-    assert found is not None and found.equal(max_norm(ROWS, batch.generator()))
+    assert found is not None and found.equal(
+        max_norm(ROWS, batch.with_digest(ROWS).noise())
+    )
 
 
 def test_no_noise_on_rows_whose_norm_overflows() -> None:

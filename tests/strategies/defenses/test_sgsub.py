@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.randomness import Noise
 from flower_vfl.strategies.defenses.sgsub import (
     FLSG,
     SGSub,
@@ -25,12 +26,17 @@ from flower_vfl.strategies.defenses.sgsub import (
 from flower_vfl.transform import Batch
 
 
-def stream(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def stream(seed: int = 0) -> Noise:
+    return Noise(seed)
 
 
 def gradient(rows: int = 6, columns: int = 3, seed: int = 0) -> Tensor:
-    drawn = torch.randn(rows, columns, generator=stream(seed), dtype=torch.float64)
+    drawn = torch.randn(
+        rows,
+        columns,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
     return drawn.pow(3).mul(1e-3).add(2e-4)  # skewed by the mean, with heavy tails
 
 
@@ -39,9 +45,7 @@ def candidates(rows: Tensor, number: int, seed: int) -> list[NDArray[np.float64]
     flat, source = rows.numpy().reshape(-1), stream(seed)
     return [
         np.clip(
-            torch.randn(flat.size, generator=source, dtype=rows.dtype).numpy()
-            * flat.std()
-            + flat.mean(),
+            source.normal((flat.size,), rows.dtype).numpy() * flat.std() + flat.mean(),
             flat.min(),
             flat.max(),
         )
@@ -124,7 +128,12 @@ def test_flsg_is_accepted_on_the_relative_euclidean_distance() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_orders(dtype: torch.dtype, size: int) -> None:
-    entries = torch.randn(size, generator=stream(), dtype=dtype).mul(3).round().div(3)
+    entries = (
+        torch.randn(size, generator=torch.Generator(), dtype=dtype)
+        .mul(3)
+        .round()
+        .div(3)
+    )
     entries[: size // 4] = -0.0
     entries[size // 4 : size // 2] = 0.0
     entries[-1] = torch.finfo(dtype).tiny / 4  # a denormal
@@ -186,7 +195,7 @@ def test_metrics() -> None:
     rows = gradient().float()
     found = SGSub(tau=0.0, max_attempts=7)(rows, batch)
     assert batch.metrics["sgsub_attempts"] == 7.0
-    expected = sgsub(rows, batch.generator(), tau=0.0, max_attempts=7)
+    expected = sgsub(rows, batch.with_digest(rows).noise(), tau=0.0, max_attempts=7)
     assert found is not None and found.equal(expected.rows)
     assert batch.metrics["sgsub_score"] == expected.score
     assert FLSG(tau=0.0, max_attempts=2)(rows, batch) is not None
@@ -204,7 +213,7 @@ def test_what_the_rank_order_leaks() -> None:
         scores = ranks @ known / np.linalg.norm(ranks, axis=1)
         return float(roc_auc_score(labels.numpy(), scores))
 
-    source = stream(5)
+    source = torch.Generator().manual_seed(5)
     labels = (torch.rand(256, generator=source) < 0.3).long()
     error = torch.rand(256, generator=source) - labels  # p − y of a model so far poor
     side = torch.randn(16, generator=source)

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from flower_vfl import ConfigError, PartyError
+from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec, write_spec
 from flower_vfl.strategies.defenses.marvell.solver import auc_bound, solve_marvell
 from flower_vfl.strategies.defenses.marvell.transform import (
+    ClassNoise,
     Marvell,
-    Noise,
     add_noise,
     class_statistics,
 )
@@ -242,6 +243,7 @@ def test_double_precision_has_no_scale_either(size: float, classes: int) -> None
     rows, labels = gradient(rows=60, classes=classes)
     rows = rows.double() / rows.abs().max()
     plain, scaled = batch_of(labels), batch_of(labels)
+    plain, scaled = plain.with_digest(rows), scaled.with_digest(rows)  # equal noise
     expected = changed(Marvell(s=0.5), rows, plain)
     result = changed(Marvell(s=0.5), rows * size, scaled)
     assert scaled.metrics == pytest.approx(plain.metrics, rel=1e-6)
@@ -304,5 +306,5 @@ def test_config_string() -> None:
 def test_add_noise_of_nothing_is_the_rows() -> None:
     rows, labels = gradient()
     zero = torch.zeros(2, dtype=torch.float64)
-    noise = Noise(zero, torch.zeros(1, 6), zero.unsqueeze(1), zero)
-    assert add_noise(rows, labels, noise, torch.Generator()) is rows
+    noise = ClassNoise(zero, torch.zeros(1, 6), zero.unsqueeze(1), zero)
+    assert add_noise(rows, labels, noise, Noise(1)) is rows
