@@ -73,18 +73,23 @@ class SplitLoop:
     """The same model trained in pieces, without messages.
 
     Every bottom model and the top model have their own optimizer and backward pass, as
-    the parties of a split run have.
+    the parties of a split run have. `fused` is Adam's, as the parties have it.
     """
 
     def __init__(
-        self, parties: int, width: int, batch_size: int, kind: str = MARVELL
+        self,
+        parties: int,
+        width: int,
+        batch_size: int,
+        kind: str = MARVELL,
+        fused: bool = False,
     ) -> None:
         self.features = [features(party) for party in range(1, parties + 1)]
         self.labels = labels()
         self.bottoms = [bottom_model(width, kind) for _ in range(parties)]
         self.top = top_model(parties, width)
         self.optimizers = [
-            torch.optim.Adam(module.parameters(), lr=1e-3)
+            torch.optim.Adam(module.parameters(), lr=1e-3, fused=fused)
             for module in (*self.bottoms, self.top)
         ]
         self.batch_size = batch_size
