@@ -33,6 +33,7 @@ def serve(
 
     def predict(embeddings: Mapping[str, Array], number: int) -> Array:
         config: dict[str, Value] = {"stage": "predict", "batch": number, "hide": hide}
+        config["party"] = party  # whom the predictions are for
         return ask(label.name, Content(config, embeddings)).arrays["predictions"]
 
     asked = ask(party, Content({"stage": "ask", "hide": hide}))

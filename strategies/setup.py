@@ -10,6 +10,7 @@ from logging import WARNING
 
 from flwr.supercore import log
 
+from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
@@ -72,8 +73,9 @@ def setup(
     for name in messenger.nodes:
         own = replace(config, learning_rate=rates.get(name, rates.get("*", 0.0)))
         if name != label.name:  # a passive party need not know how it is defended
-            own = replace(own, defended="", defense="", leakage="", noise_seed="")
-        contents[name] = Content(own.to_record())
+            own = replace(config.common(), learning_rate=own.learning_rate)
+        told: dict[str, Value] = {"label": label.name} if config.sealed else {}
+        contents[name] = Content({**own.to_record(), **told})
     replies = messenger.ask(Verb.CONFIGURE, contents)
     sizes = {
         name: {split: reply.number(split) for split in SPLITS}
@@ -86,7 +88,22 @@ def setup(
                 f"has splits of {size}, the label party of {sizes[label.name]}",
                 "Give all parties the same split, or none",
             )
+    if config.sealed:
+        _exchange_keys(messenger, replies, label.name)
     return Participants(label, passive, sizes[label.name])
+
+
+def _exchange_keys(
+    messenger: Messenger, replies: Mapping[str, Content], label: str
+) -> None:
+    """Give the label party's public keys to the passive parties, and theirs to it."""
+    hellos = {name: unpack_hellos(reply) for name, reply in replies.items()}
+    others = [each for name in hellos if name != label for each in hellos[name]]
+    contents = {
+        name: Content(pack_hellos(others if name == label else hellos[label]))
+        for name in hellos
+    }
+    messenger.ask(Verb.SEAL, contents)
 
 
 def _greet(

@@ -64,6 +64,10 @@ class VerticalStrategy(Strategy):
     alignment : Alignment | str (default: "none")
         How the parties' ids are aligned before training: ``"psu"``, ``"psi"``,
         ``"none"``, or ``Alignment("psu", padding=100)``.
+    sealed : bool (default: False)
+        Whether embeddings and gradients are encrypted between the passive parties and
+        the label party, so that the server relays what it cannot read. Needs pinned
+        keys at the parties, and a defense that runs at the label party.
     checkpoints : Checkpoints (default: Checkpoints())
         When and where the run is saved.
     parties : int | None (default: None)
@@ -115,6 +119,7 @@ class VerticalStrategy(Strategy):
         defense: Defense | DefenseLike = (),
         leakage: Leakage | None = None,
         alignment: Alignment | str = "none",
+        sealed: bool = False,
         checkpoints: Checkpoints | None = None,
         parties: int | None = None,
         retries: int = 1,
@@ -150,6 +155,9 @@ class VerticalStrategy(Strategy):
         if isinstance(alignment, str):
             alignment = Alignment(alignment)
         self.alignment = alignment
+        self.sealed = sealed
+        if sealed:
+            _check_sealed(self.defense, leakage)
         self.checkpoints = checkpoints or Checkpoints()
         self.parties = parties
         self.retries = retries
@@ -167,6 +175,7 @@ class VerticalStrategy(Strategy):
         log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
         log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
         log(INFO, "\t├──> alignment: %s", self.alignment.method)
+        log(INFO, "\t├──> sealed: %s", "yes" if self.sealed else "no")
         log(INFO, "\t├──> held out (unless the data says): %s", fraction)
         log(INFO, "\t└──> defenses: %s", defenses)
 
@@ -285,6 +294,7 @@ class VerticalStrategy(Strategy):
             valid_fraction=self.valid_fraction,
             aggregation=self.aggregation or "",
             leakage="" if self.leakage is None else self.leakage.to_text(),
+            sealed=self.sealed,
         )
         defense = self.defense
         if not defense.transforms:
@@ -338,6 +348,22 @@ class VerticalStrategy(Strategy):
 
     configure_train = aggregate_train = _not_in_rounds
     configure_evaluate = aggregate_evaluate = _not_in_rounds
+
+
+def _check_sealed(defense: Defense, leakage: Leakage | None) -> None:
+    """Refuse what needs a server that can read gradients or labels."""
+    if defense.transforms and defense.at == "strategy":
+        raise ConfigError(
+            "in a sealed run the server cannot change gradients: have the label party "
+            'apply the defense, Defense(..., at="label") (defense-at="label" in the '
+            "run config)"
+        )
+    if leakage is not None and leakage.probes:
+        raise ConfigError(
+            "layers and membership are measured by the passive parties, which tell the "
+            "server what they find: leave them out, or measure them in a simulation "
+            "that is not sealed"
+        )
 
 
 def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:

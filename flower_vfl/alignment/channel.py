@@ -96,7 +96,7 @@ class SecureChannel:
         if pins is None and not trust_server:
             raise ConfigError(
                 "no public keys of the other parties are pinned, and the server could "
-                "read the lists; pin them, or declare the server trusted"
+                "read what is sent; pin them, or declare the server trusted"
             )
         if pins is not None and identity is None:
             raise ConfigError("a party that pins keys needs a private key of its own")

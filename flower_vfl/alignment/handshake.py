@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import PartyError
 from flower_vfl.parties.checkpoints import Store, from_bytes, to_bytes
 
 from .channel import ChunkCodec, SecureChannel
@@ -59,7 +59,7 @@ class Handshake:
         self.name = name
         self.config = config
         group = make_group(config.group)
-        session, pins = config.session, _pins_of_others(name, own)
+        session, pins = config.session, own.pins_of_others(name)
         self._channel = SecureChannel(
             name, session, config.agreed(), own.identity, pins, own.trust_server
         )
@@ -181,16 +181,6 @@ def ids_of(name: str, ids: Any, own: AlignmentSettings) -> list[bytes]:
             name, "has no ids to align", "Give it the id of each of its rows"
         )
     return encode_ids(ids, own.normalise)
-
-
-def _pins_of_others(name: str, own: AlignmentSettings) -> dict[str, bytes] | None:
-    """Return the pins of the others, after a check of the party's own."""
-    if own.pins is None:
-        return None
-    mine = own.pins.get(name)
-    if mine is not None and own.identity is not None and mine != own.identity.public:
-        raise ConfigError(f"the key that is pinned for '{name}' is not its own key")
-    return {other: key for other, key in own.pins.items() if other != name}
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,6 +76,15 @@ class AlignmentSettings:
             tuple(name.strip() for name in given.split(",")),
         )
 
+    def pins_of_others(self, name: str) -> dict[str, bytes] | None:
+        """Return the pins of all but the named party, after a check of its own."""
+        if self.pins is None:
+            return None
+        mine, identity = self.pins.get(name), self.identity
+        if mine is not None and identity is not None and mine != identity.public:
+            raise ConfigError(f"the key that is pinned for '{name}' is not its own key")
+        return {other: key for other, key in self.pins.items() if other != name}
+
 
 def trusts_server(config: Mapping[str, object]) -> bool | None:
     """Return `trust-server` of a node config, None if it is not set."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flwr.app import Context
 
 from flower_vfl.errors import PartyError, unknown_name
 from flower_vfl.parties.checkpoints import open_store
 from flower_vfl.parties.digests import keyed_digest
-from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.messages import Content
 from flower_vfl.protocol.replay import Session
 
 from .handshake import Handshake, SavedAlignment, ids_of
-from .keys import AlignmentSettings
 from .messages import (
     REMEDY,
     Key,
@@ -54,7 +50,7 @@ def align(session: Session, content: Content, context: Context) -> Content:
 def _begin(session: Session, content: Content, context: Context) -> Content:
     """Start a handshake and return the party's public keys."""
     session.drop_handshake()
-    party, own = session.party, _settings(session, context)
+    party, own = session.party, session.own_settings(context)
     ids = ids_of(party.name, party.ids, own)
     config = unpack_handshake(content)
     session.handshake = Handshake(party.name, config, own, ids)
@@ -90,7 +86,7 @@ def _finish(handshake: Handshake, content: Content) -> Content:
 def _apply(session: Session, content: Content, context: Context) -> Content:
     """Align the party's rows by the alignment whose digest the strategy names."""
     party, key = session.party, read_bytes(content, Key.DIGEST_KEY)
-    handshake = session.open_handshake(lambda: _settings(session, context))
+    handshake = session.open_handshake(lambda: session.own_settings(context))
     store = open_store(context, party.name)
     found = SavedAlignment.load(store) if handshake is None else handshake.finish()
     named = content.text(Key.ALIGNED)
@@ -123,15 +119,8 @@ def saved_digest(session: Session, key: bytes, context: Context) -> str:
     return keyed_digest([fingerprint], key) if fingerprint else ""
 
 
-def _settings(session: Session, context: Context) -> AlignmentSettings:
-    own, party = session.settings(context), session.party
-    if isinstance(party, LabelParty) and party.trust_server:
-        return replace(own, trust_server=True)
-    return own
-
-
 def _handshake(session: Session, context: Context) -> Handshake:
-    found = session.open_handshake(lambda: _settings(session, context))
+    found = session.open_handshake(lambda: session.own_settings(context))
     if found is None:
         problem = "was sent a message of a handshake that it takes no part in"
         raise PartyError(session.party.name, problem, REMEDY)

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from logging import ERROR
-from typing import cast
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -17,10 +16,10 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
+from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.monitor import Leakage, LeakageMonitor, members
-from flower_vfl.objectives import Task
+from flower_vfl.leakage.settings import Leakage
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import open_store, tagged_step
 from flower_vfl.parties.defense_policy import untrusted
@@ -41,6 +40,7 @@ from .messages import (
     read,
     to_tensor,
 )
+from .probing import probe, refuse_probe
 from .replay import (
     RESIDENT,
     Session,
@@ -53,6 +53,7 @@ from .replay import (
     save,
     sessions,
 )
+from .sealing import TRAINING, evaluation_use, new_seals
 from .serving import serve
 
 PassiveFactory = Callable[[Context], PassiveParty]
@@ -203,10 +204,24 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
 
 def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
-    session.party.configure(config)
-    session.config = config
-    schedule = session.party.configured()
-    return Content({split: schedule.size(split) for split in SPLITS})
+    party, seals, keys = session.party, None, {}
+    if config.sealed:
+        given = party.name, party.role, content.text("label"), config, session.aligned
+        seals = new_seals(*given)
+        keys = pack_hellos([seals.hello(session.own_settings(context))])
+    party.configure(config)
+    session.config, session.seals = config, seals
+    schedule = party.configured()
+    return Content({**{split: schedule.size(split) for split in SPLITS}, **keys})
+
+
+def _seal(session: Session, content: Content, context: Context) -> Content:
+    """Derive the keys of sealed training from the public keys of the other side."""
+    if session.seals is None:
+        raise ConfigError("this run is not sealed; configure it as one first")
+    own = session.own_settings(context)
+    session.seals.exchange_keys(unpack_hellos(content), own)
+    return Content()
 
 
 def _passive(session: Session) -> PassiveParty:
@@ -227,30 +242,15 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
         return Content()
     party, step = _passive(session), content.gradient_step
     array = content.arrays.get(GRADIENT)
-    gradient = None if array is None else to_tensor(array)
+    if session.seals is not None:
+        refuse_probe(party.name, content)
+        gradient = session.seals.answered(array, TRAINING, step)
+    else:
+        gradient = None if array is None else to_tensor(array)
     if "probe" in content.config:
-        return Content(measured=_probe(party, step, gradient, content))
+        return Content(measured=probe(party, step, gradient, content))
     party.backward(step, gradient)
     return Content()
-
-
-def _probe(
-    party: PassiveParty, step: int, gradient: torch.Tensor | None, content: Content
-) -> list[Measurement]:
-    """Train on a gradient and measure layers and membership, for simulations."""
-    settings, task = Leakage.from_text(content.text("probe")), content.text("task")
-    labels = None if content.labels is None else to_tensor(content.labels)
-    layers = party.backward(step, gradient, probed=settings.layers)
-    measured: list[Measurement] = []
-    if layers and labels is not None:
-        alone = replace(settings, coalitions=(), baseline=False)
-        monitor = LeakageMonitor(alone, cast(Task, task))
-        measured = monitor.measure_layers(layers, labels, step, party.name)
-    if settings.membership and step % settings.every == 0:
-        known = labels if settings.membership == "joint" else None
-        aucs = party.membership(known, cast(Task, task))
-        measured += members("embedding", aucs, step, party.name)
-    return measured
 
 
 def _forward(session: Session, content: Content, context: Context) -> Content:
@@ -262,15 +262,23 @@ def _forward(session: Session, content: Content, context: Context) -> Content:
         output = party.forward(*at, probed=layers)
     else:
         output = party.forward(*at)
-    reply.arrays = {party.name: TensorArray(output)}
+    if session.seals is None:
+        reply.arrays = {party.name: TensorArray(output)}
+    else:
+        reply.arrays = {party.name: session.seals.embedding(output, TRAINING, *at)}
     return reply
 
 
 def _embed(session: Session, content: Content, context: Context) -> Content:
     reply = _backward(session, content, context)
     party = _passive(session)
-    embedding = party.embed(content.text("split"), content.index)
-    reply.arrays = {party.name: TensorArray(embedding)}
+    split, index = content.text("split"), content.index
+    embedding = party.embed(split, index)
+    if session.seals is None:
+        reply.arrays = {party.name: TensorArray(embedding)}
+    else:
+        at = evaluation_use(split), party.step, 0, index
+        reply.arrays = {party.name: session.seals.embedding(embedding, *at)}
     return reply
 
 
@@ -281,9 +289,16 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
         raise untrusted(party.name, "labels", content.step)
     at = content.step, content.epoch, content.index
     late = {"late": True} if content.config.get("late") else {}
-    result = party.train_step(*at, content.tensors(), **late)
+    seals, arrays = session.seals, content.arrays
+    if seals is None:
+        result = party.train_step(*at, content.tensors(), **late)
+        arrays = {name: TensorArray(g) for name, g in result.gradients.items()}
+    else:
+        embeddings = seals.embeddings(arrays, TRAINING, *at)
+        result = party.train_step(*at, embeddings, **late)
+        arrays = seals.answers(result.gradients, TRAINING, content.step)
     return Content(
-        arrays={name: TensorArray(g) for name, g in result.gradients.items()},
+        arrays=arrays,
         metrics={**result.metrics, "loss": result.loss, "rows": float(result.rows)},
         labels=TensorArray(result.labels) if wants_labels else None,
         measured=result.measured,
@@ -292,13 +307,30 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
 
 def _evaluate(session: Session, content: Content, context: Context) -> Content:
     party, split = _label(session), content.text("split")
-    metrics = party.evaluate(split, content.index, content.tensors())
-    return Content(metrics=metrics)
+    embeddings = _evaluated(session, content, split)
+    return Content(metrics=party.evaluate(split, content.index, embeddings))
+
+
+def _evaluated(
+    session: Session, content: Content, split: str
+) -> dict[str, torch.Tensor]:
+    """Return the embeddings of an evaluation."""
+    if session.seals is None:
+        return content.tensors()
+    at = evaluation_use(split), session.party.step, 0, content.index
+    return session.seals.embeddings(content.arrays, *at)
 
 
 def _predict(session: Session, content: Content, context: Context) -> Content:
     party, split = _label(session), content.text("split")
-    predictions = party.predict(split, content.index, content.tensors())
+    if session.sealed and not party.trust_server:
+        raise PartyError(
+            party.name,
+            "does not show its predictions to the server of a sealed run",
+            "Serve them to a passive party, or set trust-server=true at this node",
+        )
+    embeddings = _evaluated(session, content, split)
+    predictions = party.predict(split, content.index, embeddings)
     return Content(arrays={"predictions": TensorArray(predictions)})
 
 
@@ -334,6 +366,8 @@ def _restore(session: Session, content: Content, context: Context) -> Content:
             "Resume with the settings of the first run, or start without resume",
         )
     party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+    if session.seals is not None:
+        session.seals.restored()
     return Content(step=party.step)
 
 
@@ -341,6 +375,7 @@ HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.HELLO: _hello,
     Verb.ALIGN: align,
     Verb.CONFIGURE: _configure,
+    Verb.SEAL: _seal,
     Verb.FORWARD: _forward,
     Verb.TRAIN_STEP: _train_step,
     Verb.BACKWARD: _backward,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, cast
 
 from flower_vfl.errors import ConfigError
@@ -21,7 +21,8 @@ class TrainingConfig:
     `parties` gives the shape of one row of each passive party's embedding, in the order
     in which embeddings are joined. `defended` says where gradients are transformed:
     ``"strategy"``, ``"label"``, or nowhere if empty. `defense`, `leakage` and
-    `noise_seed` (hexadecimal) are for the label party only.
+    `noise_seed` (hexadecimal) are for the label party only. `sealed` says whether
+    embeddings and gradients travel encrypted (`flower_vfl.protocol.sealing`).
     """
 
     seed: int
@@ -36,6 +37,12 @@ class TrainingConfig:
     defense: str = ""
     leakage: str = ""
     noise_seed: str = ""
+    sealed: bool = False
+
+    def common(self) -> Self:
+        """Return the settings that all parties are told alike."""
+        common = replace(self, defended="", defense="", leakage="", noise_seed="")
+        return replace(common, learning_rate=0.0)
 
     def to_record(self) -> dict[str, Value]:
         """Return the settings as entries of a ConfigRecord."""

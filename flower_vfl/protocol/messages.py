@@ -1,7 +1,8 @@
 """The messages of vertical training: their types, and how tensors travel in them.
 
 A run begins with ``HELLO`` (who are you?) and ``CONFIGURE`` (these are the settings),
-with ``ALIGN`` in between where ids are aligned (`flower_vfl.alignment.messages`). A
+with ``ALIGN`` in between where ids are aligned (`flower_vfl.alignment.messages`), and
+``SEAL`` afterwards where tensors are encrypted (`flower_vfl.protocol.sealing`). A
 training step is one ``FORWARD`` to each passive party, which brings the gradient of the
 step before and asks for the next embedding, and one ``TRAIN_STEP`` to the label party,
 which brings the embeddings and returns one gradient per passive party. ``EMBED`` with
@@ -38,7 +39,7 @@ from flower_vfl.records import Measurement, from_columns, to_columns
 
 from .config import Value
 
-VERSION = 4
+VERSION = 5
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _MEASURED = "vfl-measured"
 _NUMBERS = "numbers"
@@ -53,6 +54,7 @@ class Verb(StrEnum):
     HELLO = "query.vfl_hello"
     ALIGN = "query.vfl_align"
     CONFIGURE = "query.vfl_configure"
+    SEAL = "query.vfl_seal"
     FORWARD = "train.vfl_forward"
     TRAIN_STEP = "train.vfl_step"
     BACKWARD = "train.vfl_backward"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
@@ -21,15 +21,18 @@ from flower_vfl.errors import ConfigError, PartyRestartedError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
 from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.parties.label import LabelParty
 
 from .config import Role, TrainingConfig
 from .messages import Content, Verb
 from .residence import RESIDENT as RESIDENT
+from .sealing import Seals
 
 _STATE = "flower_vfl.state"
 _CONFIG = "flower_vfl.config"
 _REPLY = "flower_vfl.reply."
 _HANDSHAKE = "flower_vfl.alignment.handshake"
+_SEALS = "flower_vfl.seals"
 
 
 def node_role(context: Context) -> Role:
@@ -88,7 +91,20 @@ class Session:
     saved_handshake: bytes = b""  # from another process, until it is asked for
     aligned: str = ""  # fingerprint of the alignment on whose rows the party is
     settings: Callable[[Context], AlignmentSettings] = node_settings
+    seals: Seals | None = None  # keys of sealed training
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether embeddings and gradients of this session travel encrypted."""
+        return self.seals is not None
+
+    def own_settings(self, context: Context) -> AlignmentSettings:
+        """Return the node's settings of an alignment or a key exchange."""
+        own, party = self.settings(context), self.party
+        if isinstance(party, LabelParty) and party.trust_server:
+            return replace(own, trust_server=True)
+        return own
 
     def open_handshake(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
         """Return the handshake that is going on, if any."""
@@ -181,6 +197,9 @@ def save(session: Session, context: Context) -> None:
         secret = ConfigRecord({"state": session.handshake.save()})
         context.state[_HANDSHAKE] = secret
         session.handshake = None  # this process may never hear of its end
+    context.state.pop(_SEALS, None)
+    if session.seals is not None:
+        context.state[_SEALS] = ConfigRecord({"state": to_bytes(vars(session.seals))})
     for key in [key for key in context.state if key.startswith(_REPLY)]:
         del context.state[key]
     for key, record in (session.reply or RecordDict()).items():
@@ -199,6 +218,8 @@ def load(session: Session, context: Context, saved: ConfigRecord) -> None:
             session.party.configure(config)
             session.config = config
         session.party.load_state_dict(from_bytes(cast(bytes, saved["state"])))
+    seals = cast(ConfigRecord | None, context.state.get(_SEALS))
+    session.seals = Seals(**from_bytes(cast(bytes, seals["state"]))) if seals else None
     size = len(_REPLY)
     session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
     session.reply = RecordDict(

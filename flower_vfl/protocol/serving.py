@@ -11,7 +11,8 @@ asking again tells nothing new.
 
 What stays: the label party sees the embedding. One of a row whose embedding it has seen
 in an evaluation is equal to that one, and tells which row it is; ask about new rows, or
-in a batch. The server sees embeddings and predictions, as it does in training.
+in a batch. The server sees embeddings and predictions, as it does in training; in a
+sealed run it sees neither, and predictions are encrypted for the party that asks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from flower_vfl.randomness import generator
 
 from .messages import Content, pack
 from .replay import Session
+from .sealing import serving_use
 
 STAGES = ("ask", "embed", "predict", "tell")
 
@@ -75,34 +77,50 @@ def serve(session: Session, content: Content, context: Context) -> Content:
     stage = content.text("stage")
     if stage not in _PARTS:
         raise unknown_name("stage", stage, STAGES)
-    return _PARTS[stage](session.party, content)
+    return _PARTS[stage](session, content)
 
 
-def _ask(party: Party, content: Content) -> Content:
+def _packed(session: Session, embedding: Tensor, number: int, size: int) -> Content:
+    """Return the embedding of a passive party, encrypted in a sealed run."""
+    party = session.party
+    if session.seals is None:
+        return Content(arrays=pack({party.name: embedding}))
+    at = serving_use(number, size), party.step
+    return Content(arrays={party.name: session.seals.embedding(embedding, *at)})
+
+
+def _ask(session: Session, content: Content) -> Content:
     """Return the embedding of what is asked about, or the batches it hides in."""
-    asking, size = _passive(party), content.number("hide")
+    asking, size = _passive(session.party), content.number("hide")
     own = torch.as_tensor(asking.questions, dtype=torch.int64)
     if not size and not len(own):
         return Content()
     if not size:
-        embedding = asking.embed_for_use(own.to(party.device))
-        return Content(arrays=pack({party.name: embedding}))
+        embedding = asking.embed_for_use(own.to(asking.device))
+        return _packed(session, embedding, 0, size)
     batches = find_batches(asking, own, size)[:, 0].tolist()
     return Content({"batches": sorted(set(batches))})
 
 
-def _embed(party: Party, content: Content) -> Content:
+def _embed(session: Session, content: Content) -> Content:
+    party = _passive(session.party)
     number, size = content.number("batch"), content.number("hide")
-    rows = batch_rows(party, number, size)
-    embedding = _passive(party).embed_for_use(rows, ("serving", number))
-    return Content(arrays=pack({party.name: embedding}))
+    embedding = party.embed_for_use(
+        batch_rows(party, number, size), ("serving", number)
+    )
+    return _packed(session, embedding, number, size)
 
 
-def _predict(party: Party, content: Content) -> Content:
+def _predict(session: Session, content: Content) -> Content:
+    party, seals = session.party, session.seals
     if not isinstance(party, LabelParty):
         raise ConfigError(f"party '{party.name}' is not the label party")
     number, size = content.number("batch"), content.number("hide")
-    embeddings = content.tensors()
+    at = serving_use(number, size), party.step
+    if seals is None:
+        embeddings = content.tensors()
+    else:
+        embeddings = seals.embeddings(content.arrays, *at)
     if size:
         rows = batch_rows(party, number, size)
     elif party.model is None:
@@ -114,13 +132,17 @@ def _predict(party: Party, content: Content) -> Content:
             "Ask in a batch: hide=100, for example",
         )
     found = party.predict_rows(rows, ("serving", number), embeddings)
-    return Content(arrays=pack({"predictions": found}))
+    if seals is None:
+        return Content(arrays=pack({"predictions": found}))
+    return Content(
+        arrays={"predictions": seals.answer(content.text("party"), found, *at)}
+    )
 
 
-def _tell(party: Party, content: Content) -> Content:
+def _tell(session: Session, content: Content) -> Content:
     """Take the answers; of a batch only those that were asked for."""
-    asking, size = _passive(party), content.number("hide")
-    found = content.tensors()
+    asking, size = _passive(session.party), content.number("hide")
+    found = _predictions(session, content, size)
     own = torch.as_tensor(asking.questions, dtype=torch.int64)
     if not size:
         asking.answers = found.get("predictions", torch.empty(0))
@@ -131,13 +153,25 @@ def _tell(party: Party, content: Content) -> Content:
     return Content()
 
 
+def _predictions(session: Session, content: Content, size: int) -> dict[str, Tensor]:
+    """Return the predictions that a request brings, by batch."""
+    if session.seals is None:
+        return content.tensors()
+    found = {}
+    for name, array in content.arrays.items():
+        use = serving_use(int(name) if size else 0, size)
+        predictions = session.seals.answered(array, use, session.party.step)
+        found[name] = torch.empty(0) if predictions is None else predictions
+    return found
+
+
 def _passive(party: Party) -> PassiveParty:
     if not isinstance(party, PassiveParty):
         raise ConfigError(f"party '{party.name}' is not a passive party")
     return party
 
 
-_PARTS: dict[str, Callable[[Party, Content], Content]] = {
+_PARTS: dict[str, Callable[[Session, Content], Content]] = {
     "ask": _ask,
     "embed": _embed,
     "predict": _predict,

@@ -76,7 +76,10 @@ def test_an_embedding_goes_out_and_a_prediction_comes_back() -> None:
     assert grid.heard == [
         ({"stage": "ask", "hide": 0}, {}),
         ({}, {"passive-1": (2, WIDTH)}),
-        ({"stage": "predict", "batch": 0, "hide": 0}, {"passive-1": (2, WIDTH)}),
+        (
+            {"stage": "predict", "batch": 0, "hide": 0, "party": "passive-1"},
+            {"passive-1": (2, WIDTH)},
+        ),
         ({}, {"predictions": (2,)}),
         ({"stage": "tell", "hide": 0}, {"predictions": (2,)}),
         ({}, {}),

@@ -1,0 +1,242 @@
+"""Sealed training: embeddings and gradients that the server relays and cannot read.
+
+Every setup of a run exchanges new keys between the label party and each passive party,
+with the key exchange of the alignment (`flower_vfl.alignment.channel`). ``CONFIGURE``
+brings the settings, the reply has the party's public keys, and ``SEAL`` brings those of
+the other side. The keys depend on the settings that both parties were given, on the
+name of the label party and on the alignment: parties that a server told different
+things cannot read each other.
+
+A tensor is encrypted with AES-256-GCM. What it is for is authenticated: training,
+evaluation or serving, the step, the epoch, the batch, and how often the party was
+restored in this session. An answer (a gradient, or predictions) is bound to the one
+embedding that it answers. So a tensor that was changed, repeated, re-ordered or
+exchanged for that of another party is refused. A gradient that a defense withholds is
+an empty answer: one that the server leaves out is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from flwr.app import Array
+from torch import Tensor
+
+from flower_vfl.alignment.channel import SecureChannel
+from flower_vfl.alignment.elements import framed
+from flower_vfl.alignment.keys import AlignmentSettings
+from flower_vfl.alignment.messages import Hello
+from flower_vfl.errors import PartyError
+
+from .config import Role, TrainingConfig
+from .messages import TensorArray
+
+TRAINING = "training"  # what an embedding is for; others are made by the functions
+_TAG = b"flower-vfl/sealing/v1"
+_STYPE = "flower_vfl.sealed"
+_NONCE, _MARK = 12, 16  # bytes before and at the end of a ciphertext
+_REMEDY = (
+    "The server, or that party, has sent something else than was agreed on; nothing of "
+    "it was used. Find out which, and resume from a checkpoint"
+)
+
+
+@dataclass
+class Seals:
+    """What a party keeps of one session of sealed training; it never leaves the node.
+
+    `peers` are the parties that it shares keys with: the label party, or, at the label
+    party, all passive parties.
+    """
+
+    name: str
+    label: str
+    peers: list[str]
+    agreed: bytes
+    exchange: dict[str, Any] = field(default_factory=dict)  # while keys are exchanged
+    keys: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    open_questions: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    restores: int = 0
+    step: int = 0  # the last one whose embedding was encrypted
+
+    def hello(self, own: AlignmentSettings) -> Hello:
+        """Begin the key exchange and return the public keys of this party."""
+        channel = self._channel(own)
+        self.exchange = channel.state_dict()
+        return channel.hello()
+
+    def exchange_keys(self, hellos: Sequence[Hello], own: AlignmentSettings) -> None:
+        """Derive the keys of this session, once."""
+        names = sorted(hello.sender for hello in hellos)
+        state, self.exchange = self.exchange, {}
+        if not state or names != sorted(self.peers):
+            problem = f"got the public keys of {', '.join(names) or 'nobody'}"
+            remedy = f"It has to get those of {', '.join(self.peers)}, and only once"
+            raise PartyError(self.name, problem, remedy)
+        channel = self._channel(own)
+        channel.load_state_dict(state)
+        channel.exchange_keys(hellos)
+        self.keys = channel.state_dict()["keys"]
+
+    def _channel(self, own: AlignmentSettings) -> SecureChannel:
+        pins = own.pins_of_others(self.name)
+        if pins is not None and self.name != self.label:  # others are not talked to
+            pins = {name: key for name, key in pins.items() if name == self.label}
+        trust = own.trust_server
+        return SecureChannel(self.name, _TAG, self.agreed, own.identity, pins, trust)
+
+    def restored(self) -> None:
+        """Refuse from now on what was encrypted before the party was restored."""
+        self.restores += 1
+        self.step = 0
+        self.open_questions.clear()
+
+    def embedding(
+        self, tensor: Tensor, use: str, step: int, epoch: int = 0, index: int = 0
+    ) -> Array:
+        """Return an embedding that only the label party can read."""
+        if use == TRAINING:
+            if step <= self.step:
+                problem = "was asked twice for the embedding of one batch"
+                raise PartyError(self.name, problem, _REMEDY, step)
+            self.step = step
+        bound = self._bound("embedding", use, step, epoch, index)
+        array = self._encrypt(self.label, tensor, bound, step)
+        self.open_questions[self.label, use] = array.data[-_MARK:]
+        return array
+
+    def embeddings(
+        self,
+        arrays: Mapping[str, Array],
+        use: str,
+        step: int,
+        epoch: int = 0,
+        index: int = 0,
+    ) -> dict[str, Tensor]:
+        """Return the embeddings that the passive parties have encrypted."""
+        bound = self._bound("embedding", use, step, epoch, index)
+        found = {}
+        for name, array in arrays.items():
+            found[name] = self._decrypt(
+                name, array, bound, f"its {use} embedding", step
+            )
+            self.open_questions[name, use] = array.data[-_MARK:]
+        return found
+
+    def answers(
+        self, tensors: Mapping[str, Tensor], use: str, step: int
+    ) -> dict[str, Array]:
+        """Return an answer to every passive party, also to those without a tensor."""
+        return {
+            name: self.answer(name, tensors.get(name), use, step) for name in self.peers
+        }
+
+    def answer(self, party: str, tensor: Tensor | None, use: str, step: int) -> Array:
+        """Return an answer to the last embedding of a party; None is withheld."""
+        asked = self.open_questions.pop((party, use), b"")
+        bound = self._bound("answer", use, step, asked=asked)
+        return self._encrypt(party, torch.empty(0) if tensor is None else tensor, bound)
+
+    def answered(self, array: Array | None, use: str, step: int) -> Tensor | None:
+        """Return the label party's answer to the last embedding; None is withheld."""
+        asked = self.open_questions.pop((self.label, use), b"")
+        if array is None or not asked:
+            problem = f"has sent no answer to the {use} embedding of '{self.name}'"
+            raise PartyError(self.label, problem, _REMEDY, step)
+        bound = self._bound("answer", use, step, asked=asked)
+        what = f"its answer to the {use} embedding of '{self.name}'"
+        found = self._decrypt(self.label, array, bound, what, step)
+        return found if found.numel() else None
+
+    def _bound(
+        self,
+        kind: str,
+        use: str,
+        step: int,
+        epoch: int = 0,
+        index: int = 0,
+        asked: bytes = b"",
+    ) -> bytes:
+        """Return what is authenticated along with a tensor."""
+        numbers = struct.pack(">4q", self.restores, step, epoch, index)
+        return framed(kind.encode(), use.encode(), numbers, asked)
+
+    def _cipher(self, sender: str, receiver: str, step: int | None) -> AESGCM:
+        key = self.keys.get((sender, receiver))
+        if key is None:
+            other = receiver if sender == self.name else sender
+            problem = f"shares no key with '{other}' in this session"
+            remedy = "The setup of a sealed run exchanges keys before the first step"
+            raise PartyError(self.name, problem, remedy, step)
+        return AESGCM(key)
+
+    def _encrypt(
+        self, receiver: str, tensor: Tensor, bound: bytes, step: int | None = None
+    ) -> Array:
+        # Random, because a step that is repeated after a crash may have new contents.
+        nonce = os.urandom(_NONCE)
+        cipher = self._cipher(self.name, receiver, step)
+        data = nonce + cipher.encrypt(nonce, TensorArray(tensor).data, bound)
+        return Array("uint8", (len(data),), _STYPE, data)
+
+    def _decrypt(
+        self, sender: str, array: Array, bound: bytes, what: str, step: int
+    ) -> Tensor:
+        cipher = self._cipher(sender, self.name, step)
+        if array.stype != _STYPE:
+            problem = f"{what} was not encrypted when it arrived at '{self.name}'"
+            raise PartyError(sender, problem, _REMEDY, step)
+        data = array.data
+        try:
+            plain = cipher.decrypt(data[:_NONCE], data[_NONCE:], bound)
+            return torch.from_numpy(np.load(BytesIO(plain), allow_pickle=False))
+        except (InvalidTag, ValueError, TypeError, EOFError, OSError):
+            raise PartyError(
+                sender,
+                f"{what} was changed, repeated or exchanged on its way to "
+                f"'{self.name}', or encrypted with other keys or settings",
+                _REMEDY,
+                step or None,
+            ) from None
+
+
+def evaluation_use(split: str) -> str:
+    """Return the use of the embeddings of a split."""
+    return f"evaluation ({split})"
+
+
+def serving_use(number: int, size: int) -> str:
+    """Return the use of the embeddings of a served batch."""
+    return f"serving ({number} of {size} rows)"
+
+
+def new_seals(
+    name: str, role: Role, label: str, config: TrainingConfig, aligned: str
+) -> Seals:
+    """Return the seals of a new session, still without keys.
+
+    `aligned` is the fingerprint of the alignment on whose rows the party is.
+    """
+    if (role == "label") != (name == label):
+        problem = f"is a {role} party and was told that '{label}' is the label party"
+        raise PartyError(name, problem, "Look at the server: it has mixed up the roles")
+    if config.defended == "strategy":
+        raise PartyError(
+            name,
+            "cannot encrypt gradients that a defense at the strategy has to change",
+            'Have the label party apply the defense: Defense(..., at="label")',
+        )
+    settings = json.dumps(config.common().to_record(), sort_keys=True)
+    agreed = framed(label.encode(), settings.encode(), aligned.encode())
+    peers = list(config.parties) if role == "label" else [label]
+    return Seals(name, label, peers, agreed)
