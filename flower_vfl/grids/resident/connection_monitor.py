@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ def parse_grpc_peer(text: str) -> Peer:
     return _normalize(host.strip("[]")), int(port)
 
 
+@lru_cache(1 << 15)  # a flood leaves thousands of closed connections for a minute
 def parse_kernel_address(text: str) -> Peer:
     """Return host and port of an address in the notation of ``/proc/net/tcp``."""
     host, port = text.split(":")
@@ -80,8 +82,7 @@ class ConnectionMonitor:
             except OSError:
                 continue
             for line in lines:
-                _, local, remote, state, *_ = line.split()
-                port = int(local.rpartition(":")[2], 16)
-                if port == self._port and state != _LISTEN:
+                _, local, remote, state, _ = line.split(maxsplit=4)
+                if local.endswith(f":{self._port:04X}") and state != _LISTEN:
                     states[parse_kernel_address(remote)] = state
         return states

@@ -59,9 +59,9 @@ class Limits:
         Largest message in either direction, in bytes.
     authenticate : float (default: 10.0)
         Seconds that a new connection has to authenticate itself.
-    pending : int (default: 16)
+    pending : int (default: 64)
         Connections that may be unauthenticated at the same time, beyond one for each
-        node that is expected to connect.
+        node that is expected to connect. The oldest makes room for the newest.
     silence : float (default: 30.0)
         Seconds that a node may be disconnected before its unanswered messages become
         error replies, and that a node tries to reconnect to a lost server.
@@ -78,7 +78,7 @@ class Limits:
 
     max_frame: int = 256 << 20
     authenticate: float = 10.0
-    pending: int = 16
+    pending: int = 64
     silence: float = 30.0
     idle: float = 3600.0
     keepalive: float = 10.0

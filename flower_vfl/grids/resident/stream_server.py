@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from logging import DEBUG, INFO, WARNING
+from logging import DEBUG, INFO
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
+from .admission import RefusalLog, WaitingStreams
 from .authentication import Authentication, RefusedError, TokenRegistry, read_frame
 from .connection_monitor import ConnectionMonitor
 from .endpoint import join_address, split_address
@@ -28,9 +29,10 @@ from .wire import END, REPLY, Assembler, WireError, read_frame_head, split_frame
 T = TypeVar("T")
 
 _GRACE: Final = 2.0
-_REFUSED: Final = "Session refused: peer %s: %s"
 _NO_STREAM: Final = "connected and never opened a stream"
 _POLL: Final = 1.0  # seconds between two polls for connections without a stream
+_TOO_LONG: Final = "took too long to authenticate itself"
+_TOO_MANY: Final = "made room for a newer one of too many unauthenticated connections"
 _LEFT: Final = "left, or sent too much at once, before it was authenticated"
 
 
@@ -48,7 +50,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self.condition = condition
         self.sessions: dict[int, ServerSession] = {}
         self._tokens = TokenRegistry()
-        self._unauthenticated = 0  # connections
+        self._waiting = WaitingStreams()
+        self._refusals = RefusalLog()
         self._credentials = credentials
         self._limits = limits
         self._on_reply = on_reply
@@ -76,6 +79,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 *transport_options(self._limits),
                 ("grpc.server_handshake_timeout_ms", timeout),
                 ("grpc.max_connection_idle_ms", timeout),
+                ("grpc.max_concurrent_streams", 1),  # of one connection
             ],
         )
         if self._credentials is None:
@@ -93,7 +97,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         while True:
             await asyncio.sleep(min(_POLL, self._limits.authenticate / 2))
             for peer in self._monitor.poll():
-                log(WARNING, _REFUSED, peer, _NO_STREAM)
+                self._refusals.add(peer, _NO_STREAM)
+            self._refusals.flush()
 
     def stop(self, reason: str) -> None:
         """End every session and stop listening."""
@@ -158,7 +163,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self, _: object, context: grpc.aio.ServicerContext
     ) -> None:
         self._monitor.ignore(context.peer())
-        await _refuse(context, context.peer(), RefusedError("called an unknown method"))
+        problem = RefusedError("called an unknown method")
+        await self._refuse(context, context.peer(), problem)
 
     async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Serve one stream from its first byte to its last."""
@@ -179,13 +185,12 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._monitor.ignore(peer)
         with self.condition:
             expected = sum(session.is_expected for session in self.sessions.values())
-        if self._unauthenticated >= self._limits.pending + expected:
-            text = "too many unauthenticated connections"
-            await _refuse(context, peer, RefusedError(text, retry=True))
-        self._unauthenticated += 1
+        timeout = asyncio.timeout(self._limits.authenticate)
         try:
-            async with asyncio.timeout(self._limits.authenticate):
+            async with timeout:
+                self._waiting.add(timeout, peer, self._limits.pending + expected)
                 node = Authentication.from_hello(await read_frame(context))
+                self._name(timeout, node)
                 node.server_nonce = secrets.token_bytes(32)
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
@@ -194,17 +199,36 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             session = self._connect(node.node_id, connection)
             return session, connection, node.server_proof(token)
         except TimeoutError:
-            text = "took too long to authenticate itself"
-            await _refuse(context, peer, RefusedError(text, retry=True))
+            text = _TOO_LONG if self._waiting.remove(timeout) else _TOO_MANY
+            await self._refuse(context, peer, RefusedError(text, retry=True))
         except (RefusedError, WireError) as problem:
-            await _refuse(context, peer, problem)
+            await self._refuse(context, peer, problem)
         except asyncio.CancelledError:
-            log(WARNING, _REFUSED, peer, _LEFT)
+            self._refusals.add(peer, _LEFT)
             raise
         except Exception as ex:  # gRPC raises several types when a stream breaks
-            await _refuse(context, peer, RefusedError(f"{_LEFT} ({ex})", retry=True))
+            problem = RefusedError(f"{_LEFT} ({ex})", retry=True)
+            await self._refuse(context, peer, problem)
         finally:
-            self._unauthenticated -= 1
+            self._waiting.remove(timeout)
+
+    def _name(self, timeout: asyncio.Timeout, node: Authentication) -> None:
+        """Note that a stream names a node that is expected to connect, if it does."""
+        with self.condition:
+            session = self.sessions.get(node.node_id)
+            if session is not None and session.is_expected:
+                self._waiting.name(timeout, node.node_id)
+
+    async def _refuse(
+        self, context: grpc.aio.ServicerContext, peer: str, problem: Exception
+    ) -> NoReturn:
+        """Log why a connection is refused and abort the call."""
+        self._refusals.add(peer, problem)
+        retry = isinstance(problem, RefusedError) and problem.retry
+        code = grpc.StatusCode.UNAVAILABLE if retry else grpc.StatusCode.UNAUTHENTICATED
+        # The peer learns only whether it may try again.
+        await context.abort(code, "refused")
+        raise AssertionError("abort raises")
 
     def _connect(self, node_id: int, connection: Connection) -> ServerSession:
         with self.condition:
@@ -244,7 +268,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                     self._on_frame(session, frame)
         except WireError as problem:
             peer = f"{connection.peer} (node {session.node_id})"
-            log(WARNING, _REFUSED, peer, problem)
+            self._refusals.add(peer, problem)
             with self.condition:
                 self.end(session, str(problem))
         except Exception as ex:  # gRPC raises several types when a stream breaks
@@ -263,18 +287,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 self.end(session, f"the node ended it: {reason}")
         else:
             raise WireError("malformed frame")
-
-
-async def _refuse(
-    context: grpc.aio.ServicerContext, peer: str, problem: Exception
-) -> NoReturn:
-    """Log why a connection is refused and abort the call."""
-    log(WARNING, _REFUSED, peer, problem)
-    retry = isinstance(problem, RefusedError) and problem.retry
-    code = grpc.StatusCode.UNAVAILABLE if retry else grpc.StatusCode.UNAUTHENTICATED
-    # The peer learns only whether it may try again.
-    await context.abort(code, "refused")
-    raise AssertionError("abort raises")
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:

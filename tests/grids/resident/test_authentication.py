@@ -234,7 +234,7 @@ def test_leaving_during_the_handshake(
     check_line(refusals, "before it was authenticated")
 
 
-def test_too_many_connections_are_refused_and_later_ones_are_served(
+def test_the_oldest_of_too_many_connections_are_refused(
     training: BackgroundTraining, refusals: Refusals
 ) -> None:
     many = [UntrustedClient(training.address) for _ in range(12)]

@@ -1,0 +1,119 @@
+"""Strangers that open many streams, beside nodes that must find room.
+
+`benchmarks/hostile_streams.py` does the same with 200 streams from another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock
+
+import pytest
+from hostile_cases import CutGrid, HostileStreams, train
+from vertical_cases import assert_equal
+
+from flower_vfl.grids.resident import Limits, SessionError, admission
+from flower_vfl.grids.resident.admission import RefusalLog, WaitingStreams
+from flower_vfl.grids.resident.authentication import RefusedError
+
+Attack = Callable[..., HostileStreams]
+
+
+@pytest.fixture
+def attack() -> Iterator[Attack]:
+    """Return a function that starts hostile streams and waits until all have tried."""
+    started: list[HostileStreams] = []
+
+    def start(grid: CutGrid, count: int, **options: object) -> HostileStreams:
+        hostile = HostileStreams(grid.listen(), count, **options)  # type: ignore[arg-type]
+        started.append(hostile)
+        end = time.monotonic() + 10
+        while sum(hostile.opened.values()) <= count and time.monotonic() < end:
+            time.sleep(0.01)
+        return hostile
+
+    yield start
+    for hostile in started:
+        hostile.stop()
+
+
+def refuse_the_newest(
+    self: WaitingStreams, timeout: asyncio.Timeout, peer: str, limit: int
+) -> None:
+    """Do what the first version did when it had too many unauthenticated streams."""
+    if len(self._groups) >= limit:
+        raise RefusedError("too many unauthenticated connections", retry=True)
+    self._groups[timeout] = (peer, None)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["refuse newest", "drop oldest"])
+def test_forty_silent_streams(
+    attack: Attack, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if old:
+        monkeypatch.setattr(WaitingStreams, "add", refuse_the_newest)
+    grid = CutGrid(parties=3, cut_every=1000, limits=Limits(pending=16))
+    attack(grid, 40, kinds=["silent"])
+    try:
+        if old:
+            with pytest.raises(SessionError, match="no session with 3 node"):
+                grid.open(timeout=2.0)
+        else:
+            assert len(grid.open(timeout=2.0)) == 3
+    finally:
+        grid.close()
+
+
+def test_a_run_that_starts_reconnects_and_ends(attack: Attack) -> None:
+    expected = train(CutGrid(parties=3, cut_every=1000))
+    grid = CutGrid(parties=3, cut_every=6, limits=Limits(pending=16))
+    known = {"run_id": grid.run.run_id, "nodes": list(grid.get_node_ids())}
+    hostile = attack(grid, 40, **known)
+    found = train(grid)
+    assert len(grid.joined) > 2
+    assert max(grid.joined) < 2.0
+    assert hostile.admitted == 0
+    assert_equal(found, expected)
+
+
+def lost_places(hosts: str, named: str = "") -> list[int]:
+    """Return which streams lose one of three places, opened from hosts in order."""
+    streams, lost = WaitingStreams(), []
+    for number, host in enumerate(hosts):
+        timeout = Mock(spec=asyncio.Timeout)
+        timeout.expired.return_value = False
+        timeout.reschedule.side_effect = lambda _, number=number: lost.append(number)
+        streams.add(timeout, f"ipv4:{host}:7", 3)
+        if str(number) in named:
+            streams.name(timeout, 5)
+    return lost
+
+
+def test_the_oldest_of_the_largest_group_loses_its_place() -> None:
+    assert lost_places("aaa") == []
+    assert lost_places("aaaaa") == [0, 1]
+    assert lost_places("abcde") == [0, 1]
+    assert lost_places("baaaaa") == [1, 2, 3]
+    assert lost_places("aaaaa", named="0") == [1, 2]
+    assert lost_places("aaaaa", named="01") == [0, 2]
+
+
+def test_refusals_are_logged_at_a_limited_rate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(admission, "_LINES", 3)
+    refusals = RefusalLog()
+    for number in range(10):
+        refusals.add(f"peer {number}", "garbage")
+    assert len(caplog.records) == 3
+    refusals._start -= admission._INTERVAL
+    refusals.flush()
+    refusals.flush()
+    assert len(caplog.records) == 4
+    assert "7 more connections" in caplog.records[-1].getMessage()
+    refusals.add("peer", "garbage")
+    assert len(caplog.records) == 5
