@@ -19,7 +19,7 @@ from flower_vfl.grids.resident.authentication import Authentication
 from flower_vfl.grids.resident.event_loop import event_loop
 from flower_vfl.grids.resident.settings import METHOD
 from flower_vfl.grids.resident.wire import split_frame
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies import Defense, VerticalStrategy
 
 KINDS: Final = ("silent", "slow", "garbage", "half a proof", "no stream")
 _PAUSE: Final = 0.02  # seconds between two attempts of one attacker
@@ -136,7 +136,9 @@ def train(grid: CutGrid, epochs: int = 2) -> dict[str, Any]:
     start = time.monotonic()
     grid.open()
     grid.joined.append(time.monotonic() - start)
-    VerticalStrategy(batch_size=16, progress=False).start(grid, num_rounds=epochs)
+    repeatable = Defense((), noise_seed=7)
+    strategy = VerticalStrategy(batch_size=16, progress=False, defense=repeatable)
+    strategy.start(grid, num_rounds=epochs)
     states = {name: p.state_dict() for name, p in grid.inner.parties().items()}
     grid.close()
     return states
