@@ -142,6 +142,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
             keep_final=bool(config.out),
             folder=config.state_dir or None,
         ),
+        sealed=config.sealed,
         alignment=Alignment(
             config.alignment, group=config.group, padding=config.padding
         ),

@@ -143,6 +143,13 @@ class RunConfig:
     defense_at: str = setting(
         "strategy", "Where the defense runs: strategy or label.", DEFENSE
     )
+    sealed: bool = setting(
+        False,
+        "Encrypt embeddings and gradients between the parties, so that the server "
+        "cannot read them. A defense then runs at the label party; in a deployment the "
+        "parties pin each other's keys.",
+        DEFENSE,
+    )
     reproducible_noise: bool = setting(
         False,
         "Draw the noise of defenses and synthetic rows from the seed. For simulations "
@@ -260,6 +267,8 @@ class RunConfig:
             )
         if self.label_party and not self.label_column:
             raise ConfigError(f"set label-column: the label of '{self.label_party}'")
+        if self.sealed and self.wire_dtype:
+            raise ConfigError("wire-dtype cannot round what is sealed; set one of them")
 
     def passive_files(self) -> list[str]:
         """Return the files of the passive parties."""

@@ -102,6 +102,7 @@ def predict_saved(
         resume=False,
         track="",
         alignment=NONE,
+        sealed=False,  # all parties are in this process
     )
     if files and (not config.label_party or len(files) != config.parties + 1):
         raise ConfigError(
