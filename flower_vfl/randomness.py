@@ -151,6 +151,8 @@ def tensor_digest(tensor: Tensor, key: int, *parts: int | str) -> bytes:
     return Poly1305.generate_tag(derive_key(key, "digest", *parts), flat.numpy().data)
 
 
+_WORDS, _FIRST = 624, 3  # of the Mersenne twister within the state of a generator
+
 # The generator is the process's: two threads must not swap their states in at once.
 _swapped = threading.RLock()
 
@@ -162,14 +164,19 @@ class RandomState:
     share a process would disturb each other, and a run in one process would differ from
     the same run on several nodes. Each party therefore puts its own state in force
     while it computes and restores the former state afterwards. `states` holds the CPU
-    state and, on a CUDA device, that of its generator.
+    state and, on a CUDA device, that of its generator. torch's own seeding looks at 32
+    bits of a seed; a `Noise` fills the whole state.
     """
 
-    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+    def __init__(self, seed: int | Noise, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
-        self.states: list[Tensor] = [torch.Generator().manual_seed(seed).get_state()]
+        number = seed if isinstance(seed, int) else int(seed.integers(1)) >> 1
+        self.states: list[Tensor] = [torch.Generator().manual_seed(number).get_state()]
+        if isinstance(seed, Noise):
+            words = self.states[0].view(torch.int64)[_FIRST : _FIRST + _WORDS]
+            words.copy_(seed.integers(_WORDS).bitwise_and_(2**32 - 1))
         if self._device is not None:
-            cuda = torch.Generator(self._device).manual_seed(seed)
+            cuda = torch.Generator(self._device).manual_seed(number)
             self.states.append(cuda.get_state())
         self._outer: list[Tensor] = []
 

@@ -14,8 +14,9 @@ from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
-from flower_vfl.protocol.config import PartyDescription, TrainingConfig, Value
+from flower_vfl.protocol.config import RUN_SEED, PartyDescription, TrainingConfig, Value
 from flower_vfl.protocol.messages import VERSION, Content, Verb
+from flower_vfl.randomness import derive_seed
 
 from .alignment import Aligner, Alignment
 from .messenger import Messenger
@@ -50,6 +51,9 @@ def setup(
     """Greet every node, align ids if asked to, and configure all parties."""
     key = secrets.token_bytes(32)
     greeting: dict[str, Value] = {"seed": config.seed, "threads": threads, "key": key}
+    greeting["weights"] = "" if config.defended else RUN_SEED
+    if config.noise_seed:  # itself for the label party only
+        greeting["weights"] = f"{derive_seed('weights', config.noise_seed):x}"
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     label, passive = _assign_roles(_greet(messenger, greeting))

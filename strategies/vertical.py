@@ -297,12 +297,13 @@ class VerticalStrategy(Strategy):
             sealed=self.sealed,
         )
         defense = self.defense
+        if defense.noise_seed is not None:
+            config = replace(config, noise_seed=f"{defense.noise_seed:x}")
         if not defense.transforms:
             return config
         if defense.at == "strategy":
             return replace(config, defended="strategy")
-        seed = "" if defense.noise_seed is None else f"{defense.noise_seed:x}"
-        return replace(config, defended="label", defense=defense.spec, noise_seed=seed)
+        return replace(config, defended="label", defense=defense.spec)
 
     def predict(self, split: str = "test") -> NDArray[Any]:
         """Return the model's predictions for a split, in row order.

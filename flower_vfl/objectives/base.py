@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.randomness import Noise
 
 if TYPE_CHECKING:
     from flower_vfl.parties.imputation.calibration import Calibration
@@ -108,6 +109,8 @@ class Objective(nn.Module, ABC):
     calibrates: ClassVar[bool] = False
     # Whether it looks up labels by row number.
     by_row: ClassVar[bool] = False
+    # Whether it hides labels with random numbers of its own, taken from `noise`.
+    hides: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,6 +119,8 @@ class Objective(nn.Module, ABC):
         self.calibration: Calibration | None = None
         # Row numbers of the batch; the label party sets them before a step.
         self.rows: Tensor | None = None
+        # Secret random numbers of the step, for an objective that hides labels.
+        self.noise: Noise | None = None
 
     def configure(self, make: OptimizerFactory) -> None:
         """Create the optimizers; one over all parameters unless a subclass differs."""

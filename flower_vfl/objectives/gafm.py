@@ -6,7 +6,7 @@ https://arxiv.org/abs/2302.02245
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.randomness import Noise
 
 from .base import (
     Objective,
@@ -48,6 +49,7 @@ def gradient_of(loss: Tensor, embedding: Tensor) -> Tensor:
 class AdversarialObjective(Objective):
     """An objective with a discriminator that ascends and a predictor that descends."""
 
+    hides: ClassVar[bool] = True
     discriminator: nn.Module
 
     def __init__(self, gamma: float, sigma: float, clip: float) -> None:
@@ -74,6 +76,10 @@ class AdversarialObjective(Objective):
         self._ascent = optimizers_of(self.discriminator, make)
         self._descent = optimizers_of(self.predictor, make)
         self.optimizers = self._ascent + self._descent
+
+    def own_noise(self) -> Noise:
+        """Return the label party's secret numbers, or torch's outside of a party."""
+        return self.noise or Noise(int(torch.randint(2**62, (1,))))
 
     def train_discriminator(self, real: Tensor, fake: Tensor) -> None:
         """Take one step up the GAN loss and clamp the weights to [−clip, clip]."""
@@ -267,8 +273,9 @@ class GAFM(AdversarialObjective):
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train discriminator and generator; return the parties' gradient."""
         clear = self._points(labels)
-        real = clear + self.sigma * torch.randn_like(clear)
-        shift = self.delta * torch.rand(len(clear), device=clear.device)
+        noise = self.own_noise()
+        real = clear + self.sigma * noise.normal(clear.shape).to(clear)
+        shift = self.delta * noise.uniform((len(clear),)).to(clear)
         response = randomized_response(labels, shift, self.classes)
         with torch.no_grad():
             fake = self.generator(self._flat(embedding))

@@ -113,7 +113,7 @@ class GAFMOriginal(AdversarialObjective):
         """Train discriminator and decoder; return the parties' gradient."""
         targets = (labels - self.center) / self.scale
         real = targets.unsqueeze(1)
-        real = real + self.sigma * torch.randn_like(real)
+        real = real + self.sigma * self.own_noise().normal(real.shape).to(real)
         fixed = self.aggregate(embedding.detach())
         self.train_discriminator(real, fixed)
         self.train_predictor(self.reconstruction(fixed, targets))

@@ -19,7 +19,7 @@ from flower_vfl.parties.imputation.feature_imputer import FeatureImputer
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Role, Shape, TrainingConfig
-from flower_vfl.randomness import RandomState, derive_seed
+from flower_vfl.randomness import Noise, RandomState, derive_seed
 from flower_vfl.rows import check_finite
 
 from .device import resolve_device
@@ -117,8 +117,7 @@ class Party(ABC):
         plan = Plan(config.seed, config.batch_size, config.evaluation_rows)
         self.schedule = Schedule(codes, plan, self.device)
         self._epoch = 0
-        seed = derive_seed(config.seed, "training", self.name)
-        self.random = RandomState(seed, self.device)
+        self.random = RandomState(self.training_seed(config), self.device)
         embeds = self.model is not None
         self.imputer.fit(self.schedule.rows("train"), self.name, embeds)
         self.step = 0
@@ -127,6 +126,10 @@ class Party(ABC):
         if parameters:
             self.optimizer = self.make_optimizer(parameters)
         self.set_learning_rate(config.learning_rate)
+
+    def training_seed(self, config: TrainingConfig) -> int | Noise:
+        """Return what dropout and the like are drawn from."""
+        return derive_seed(config.seed, "training", self.name)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""

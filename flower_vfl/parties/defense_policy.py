@@ -25,7 +25,12 @@ class DefensePolicy:
         self._build = build
 
     def defender(
-        self, config: TrainingConfig, name: str, task: Task, trust_server: bool
+        self,
+        config: TrainingConfig,
+        name: str,
+        task: Task,
+        trust_server: bool,
+        seed: int,
     ) -> Defender:
         """Return the defender of a run, or refuse what the strategy asks for."""
         if config.defended == "strategy" and not (trust_server or self._own):
@@ -33,9 +38,6 @@ class DefensePolicy:
         transforms = list(self._own)
         if config.defended == "label":
             transforms.append(self._named(config.defense, name))
-        seed = None
-        if trust_server and config.noise_seed:
-            seed = int(config.noise_seed, 16)
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
         if leakage is None:
             return Defender(transforms, seed)

@@ -18,6 +18,7 @@ from flower_vfl.objectives import Objective, OptimizerFactory, Outcome, clear_gr
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
 from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
+from flower_vfl.randomness import Noise, draw_secret, tensor_digest
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 from flower_vfl.transform import Defender, GradientTransform, Seen
@@ -122,6 +123,7 @@ class LabelParty(Party):
         self.trust_server = trust_server
         self._policy = DefensePolicy(defense, build_defense)
         self.defender = Defender()
+        self.secret = 0  # key of all that hides labels; drawn for every run
         self._rows = rows
         self._labels: Tensor | None = None
         self._shapes: dict[str, Shape] = {}
@@ -173,7 +175,13 @@ class LabelParty(Party):
         self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
         task, trust = self.objective.task, self.trust_server
-        self.defender = self._policy.defender(config, self.name, task, trust)
+        self.secret = draw_secret()
+        if trust and config.noise_seed:
+            self.secret = int(config.noise_seed, 16)
+        given = config, self.name, task, trust, self.secret
+        self.defender = self._policy.defender(*given)
+        protects = config.defended or self.defender.transforms or self.objective.hides
+        self.secret = self.secret if protects else 0  # nothing is drawn from it
         super().configure(config)
         training = self.configured().rows("train")
         if self._labels is not None and len(training):
@@ -186,6 +194,12 @@ class LabelParty(Party):
             shapes = {self.name: own_shape, **shapes}
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
+
+    def training_seed(self, config: TrainingConfig) -> int | Noise:
+        """Return what dropout and the like are drawn from."""
+        if self.secret:
+            return Noise(self.secret, "training")
+        return super().training_seed(config)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
@@ -271,7 +285,7 @@ class LabelParty(Party):
         """Train where the gradient of each part follows without autograd."""
         parts = own + received
         joined = LINEAR[self._joiner.name]([part.detach() for part in parts])
-        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        outcome = self._optimise(joined, labels)
         gradient = outcome.gradient
         if self._joiner.name == "concat":
             widths = [part.shape[1] for part in parts]
@@ -289,12 +303,21 @@ class LabelParty(Party):
         """Train where autograd finds the gradient of each part."""
         leaves = [part.detach().requires_grad_() for part in received]
         joined = self._joiner([*own, *leaves])
-        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        outcome = self._optimise(joined, labels)
         self._descend(joined, outcome.gradient)
         return outcome, [
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for leaf in leaves
         ]
+
+    def _optimise(self, joined: Tensor, labels: Tensor) -> Outcome:
+        """Train the objective on a joined embedding."""
+        if self.objective.hides:  # with other noise if the embedding is another one
+            digest = tensor_digest(joined, self.secret, "objective", self.step)
+            self.objective.noise = Noise(self.secret, "objective", self.step, digest)
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        self.objective.noise = None
+        return outcome
 
     def _descend(self, output: Tensor, gradient: Tensor) -> None:
         """Train the own bottom model and the aggregation on an output's gradient."""
@@ -378,6 +401,7 @@ class LabelParty(Party):
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": self.random.state_dict(),
             "defense": self.defender.state_dict(),
+            "secret": f"{self.secret:x}",
             "scores": self._evaluation.scores,
             **self.imputer.state_dict(),
             **self._label_imputer.state_dict(self.objective),
@@ -393,6 +417,7 @@ class LabelParty(Party):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
         self.defender.load_state_dict(state["defense"])
+        self.secret = int(state["secret"], 16)
         self.step = state["step"]
         self._evaluation = Evaluation(state["scores"])
         self.imputer.load_state_dict(state, embeds=self.model is not None)

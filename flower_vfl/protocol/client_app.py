@@ -26,10 +26,9 @@ from flower_vfl.parties.defense_policy import untrusted
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import SPLITS
-from flower_vfl.randomness import RandomState, derive_seed
-from flower_vfl.records import Measurement
+from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
-from .config import TrainingConfig
+from .config import RUN_SEED, TrainingConfig
 from .messages import (
     GRADIENT,
     VERSION,
@@ -77,7 +76,9 @@ def vertical_client_app(
         Called once per process; torch's random state is seeded from the run's seed and
         the node's name around the call.
     label : Callable[[Context], LabelParty]
-        Makes the label party.
+        Makes the label party. torch's random state around the call is a secret, unless
+        a simulation is to be repeatable (see `noise_seed` of
+        :class:`flower_vfl.strategies.Defense`).
     mods : list[Mod] | None (default: None)
         Flower mods around every message.
     alignment : Callable[[Context], AlignmentSettings] (default: from the node config)
@@ -103,10 +104,10 @@ def vertical_client_app(
     """
     app = ClientApp(mods=mods)
 
-    def make(context: Context, seed: int) -> Session:
+    def make(context: Context, seed: int, weights: str) -> Session:
         name = node_name(context)
         role = node_role(context)
-        with RandomState(derive_seed(seed, "model", name)):
+        with RandomState(_first_weights(context, seed, weights)):
             party: Party = label(context) if role == "label" else passive(context)
         if party.role != role:
             raise ConfigError(
@@ -116,7 +117,7 @@ def vertical_client_app(
         trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
-        return Session(party, seed, settings=alignment)
+        return Session(party, seed, weights, settings=alignment)
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -134,6 +135,19 @@ def vertical_client_app(
     return app
 
 
+def _first_weights(context: Context, seed: int, weights: str) -> int | Noise:
+    """Return what a party's first weights are drawn from, `weights` for the label's."""
+    if node_role(context) == "label":
+        trusts = trusts_server(context.node_config)
+        if trusts is None:
+            trusts = "partition-id" in context.node_config  # of a simulation
+        if not (trusts and weights):  # a party that knows them finds labels sooner
+            return Noise(draw_secret(), "weights")
+        if weights != RUN_SEED:
+            return Noise(int(weights, 16), "weights")
+    return derive_seed(seed, "model", node_name(context))
+
+
 def _report(error: Exception, party: str) -> RecordDict:
     """Log an error and return the reply that tells the server about it."""
     named = isinstance(error, PartyError)
@@ -144,7 +158,7 @@ def _report(error: Exception, party: str) -> RecordDict:
 
 
 def _answer(
-    message: Message, context: Context, make: Callable[[Context, int], Session]
+    message: Message, context: Context, make: Callable[[Context, int, str], Session]
 ) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)

@@ -11,6 +11,7 @@ from flower_vfl.errors import ConfigError
 Role = Literal["passive", "label"]
 Shape = tuple[int, ...]
 Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
+RUN_SEED = "run"  # the label party's first weights may be drawn from the run's seed
 _PARTIES, _SHAPES = "parties", "shapes"
 
 

@@ -268,6 +268,15 @@ def to_tensor(array: Array) -> Tensor:
         ) from error
 
 
+def from_npy(data: bytes) -> Tensor:
+    """Return the tensor whose bytes a :class:`TensorArray` made, or raise ValueError."""
+    size = 10 + int.from_bytes(data[8:10], "little")
+    dtype, shape = _read_header(data[:size])
+    return torch.from_numpy(
+        np.frombuffer(data, dtype, offset=size).reshape(shape).copy()
+    )
+
+
 def _set(record: R, entries: dict[str, Any]) -> R:
     """Put entries of a known type into a Flower record, past its type checks."""
     record.__dict__["_data"].update(entries)
@@ -293,3 +302,14 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
         buffer, {"descr": descr, "fortran_order": False, "shape": shape}
     )
     return buffer.getvalue()
+
+
+@lru_cache
+def _read_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    file = BytesIO(header)
+    if npy.read_magic(file) != (1, 0):
+        raise ValueError("not an array as TensorArray writes it")
+    shape, fortran_order, dtype = npy.read_array_header_1_0(file)
+    if fortran_order or dtype.hasobject:
+        raise ValueError("not an array as TensorArray writes it")
+    return dtype, shape

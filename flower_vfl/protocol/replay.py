@@ -82,6 +82,7 @@ class Session:
 
     party: Party
     seed: int
+    weights: str = ""  # what the label party's first weights may be drawn from
     threads: int = 0
     turn: int = 0
     reply: RecordDict | None = None
@@ -149,7 +150,7 @@ def enter(
     context: Context,
     verb: Verb,
     content: Content,
-    make: Callable[[Context, int], Session],
+    make: Callable[[Context, int, str], Session],
 ) -> Session:
     """Return the party of this node, from memory or from its Flower state."""
     key = (context.run_id, context.node_id)
@@ -166,10 +167,14 @@ def enter(
                 "Its process may have been restarted: start the run again with resume",
             )
         if session is None:
-            sessions[key] = session = make(context, content.number("seed"))
+            sessions[key] = session = make(
+                context, content.number("seed"), content.text("weights")
+            )
         return session
     if session is None:
-        sessions[key] = session = make(context, cast(int, saved["seed"]))
+        sessions[key] = session = make(
+            context, cast(int, saved["seed"]), cast(str, saved["weights"])
+        )
         session.threads = cast(int, saved["threads"])
     load(session, context, saved)
     return session
@@ -184,6 +189,7 @@ def save(session: Session, context: Context) -> None:
             "stamp": session.stamp,
             "turn": session.turn,
             "seed": session.seed,
+            "weights": session.weights,
             "threads": session.threads,
             "aligned": session.aligned,
             "state": to_bytes(session.party.state_dict()) if configured else b"",

@@ -22,10 +22,8 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any
 
-import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -39,7 +37,7 @@ from flower_vfl.alignment.messages import Hello
 from flower_vfl.errors import PartyError
 
 from .config import Role, TrainingConfig
-from .messages import TensorArray
+from .messages import TensorArray, from_npy
 
 TRAINING = "training"  # what an embedding is for; others are made by the functions
 _TAG = b"flower-vfl/sealing/v1"
@@ -196,11 +194,10 @@ class Seals:
         if array.stype != _STYPE:
             problem = f"{what} was not encrypted when it arrived at '{self.name}'"
             raise PartyError(sender, problem, _REMEDY, step)
-        data = array.data
+        data = memoryview(array.data)
         try:
-            plain = cipher.decrypt(data[:_NONCE], data[_NONCE:], bound)
-            return torch.from_numpy(np.load(BytesIO(plain), allow_pickle=False))
-        except (InvalidTag, ValueError, TypeError, EOFError, OSError):
+            return from_npy(cipher.decrypt(data[:_NONCE], data[_NONCE:], bound))
+        except (InvalidTag, ValueError, TypeError):
             raise PartyError(
                 sender,
                 f"{what} was changed, repeated or exchanged on its way to "

@@ -90,8 +90,9 @@ def reference_step(
 ) -> dict[str, Tensor]:
     """The three updates, written out with plain SGD; noise from torch's stream."""
     generator, critic = objective.generator, objective.discriminator
-    real = labels[:, None] + objective.sigma * torch.randn(len(labels), 1)
-    u = objective.delta * torch.rand(len(labels))
+    noise = objective.own_noise()
+    real = labels[:, None] + objective.sigma * noise.normal((len(labels), 1))
+    u = objective.delta * noise.uniform((len(labels),))
     target = torch.where(labels == 1, 0.5 + u, 0.5 - u)
 
     def l_gan(f: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def reference_step(
     decoder, layer = objective.decoder, objective.discriminator[0]
     if objective.task == "regression":
         labels = (labels - 22.0) / 9.0
-    real = labels[:, None] + objective.sigma * torch.randn(len(labels), 1)
+    noise = objective.own_noise().normal((len(labels), 1))
+    real = labels[:, None] + objective.sigma * noise
 
     def l_gan(made: Tensor) -> Tensor:
         return leaky(layer(real)).mean() - leaky(layer(made)).mean()

@@ -37,8 +37,20 @@ from flower_vfl import (
 from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill
 from flower_vfl.parties.schedule import TRAIN, split_rows
 from flower_vfl.protocol.messages import Verb
-from flower_vfl.randomness import RandomState, derive_seed, generator
-from flower_vfl.strategies import DEFENSES, Checkpoints, VerticalStrategy, build_defense
+from flower_vfl.randomness import (
+    Noise,
+    RandomState,
+    derive_seed,
+    generator,
+    tensor_digest,
+)
+from flower_vfl.strategies import (
+    DEFENSES,
+    Checkpoints,
+    Defense,
+    VerticalStrategy,
+    build_defense,
+)
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 EPOCHS = 4
@@ -81,13 +93,16 @@ CASES: dict[str, tuple[Callable[[], Objective], Callable[[], Tensor]]] = {
 every = pytest.mark.parametrize("name", CASES)
 
 
+NOISE_SEED = 3
+
+
 def make_label(name: str, context: Context | None = None, **options: Any) -> LabelParty:
     objective, labels = CASES[name]
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"trust_server": True}
     if name.endswith("-own"):
-        own = {"features": features(0), "model": nn.Linear(COLUMNS, WIDTH)}
+        own |= {"features": features(0), "model": nn.Linear(COLUMNS, WIDTH)}
     return LabelParty(
-        labels(), objective(), optimizer=ADAM, device="cpu", **own, **options
+        labels(), objective(), optimizer=ADAM, device="cpu", **{**own, **options}
     )
 
 
@@ -107,6 +122,7 @@ def strategy(folder: Path, every_step: int) -> VerticalStrategy:
         seed=5,
         aggregation="mean",
         progress=False,
+        defense=Defense(noise_seed=NOISE_SEED),
         checkpoints=Checkpoints(every=every_step, keep_final=True, folder=folder),
     )
 
@@ -211,9 +227,10 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
         for i, model in enumerate(models)
     ]
     with in_process([label, *passive]) as parties:
-        VerticalStrategy(batch_size=16, seed=5, aggregation="mean").start(
-            parties, num_rounds=3
-        )
+        defense = Defense(noise_seed=NOISE_SEED)
+        VerticalStrategy(
+            batch_size=16, seed=5, aggregation="mean", defense=defense
+        ).start(parties, num_rounds=3)
 
     data = ([features(0)] if own else []) + [features(1), features(2)]
     labels = objective.encode(CASES[name][1]())
@@ -222,6 +239,9 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
     objective.prepare((features(0),) if own else (), labels, training)
     optimizers = [ADAM(model.parameters()) for model in twins]
     stream = RandomState(derive_seed(5, "training", "label"))
+    if objective.hides:
+        stream = RandomState(Noise(NOISE_SEED, "training"))
+    step = 0
     for epoch in (1, 2, 3):
         order = torch.randperm(len(training), generator=generator(5, "batches", epoch))
         for rows in training[order].split(16):
@@ -232,6 +252,9 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
             joined = joined / len(parts)
             objective.rows = rows
             leaf = joined.detach().requires_grad_()
+            digest = tensor_digest(leaf, NOISE_SEED, "objective", step)
+            objective.noise = Noise(NOISE_SEED, "objective", step, digest)
+            step += 1
             with stream:
                 gradient = objective.step(leaf, labels[rows]).gradient
             for optimizer in optimizers:

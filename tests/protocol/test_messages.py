@@ -163,7 +163,12 @@ class Node:
         return read(through_wire(reply))
 
     def begin(self) -> None:
-        greeting: dict[str, Any] = {"seed": 1, "threads": 0, "key": b"k" * 32}
+        greeting: dict[str, Any] = {
+            "seed": 1,
+            "weights": "",
+            "threads": 0,
+            "key": b"k" * 32,
+        }
         self.ask(Verb.HELLO, 1, Content(greeting))
         shapes = {"passive-1": (3,), "passive-2": (3,)}
         config = TrainingConfig(1, 16, parties=shapes)
@@ -270,7 +275,12 @@ def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
             seen["label"] += message.metadata.message_type == Verb.TRAIN_STEP.value
             if disturb and seen["label"] == 4:
                 seen["label"] += 1
-                greeting: dict[str, Any] = {"seed": 1, "threads": 0, "key": b"k" * 32}
+                greeting: dict[str, Any] = {
+                    "seed": 1,
+                    "weights": "",
+                    "threads": 0,
+                    "key": b"k" * 32,
+                }
                 for node in grid.get_node_ids():
                     spy = request(Verb.HELLO, node, 1, Content(dict(greeting)))
                     (reply,) = grid.send_and_receive([spy])

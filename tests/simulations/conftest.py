@@ -76,7 +76,7 @@ class Flip:
         self.share = share
 
     def __call__(self, gradient, batch):
-        drawn = torch.rand(len(gradient), 1, generator=batch.generator())
+        drawn = batch.noise().uniform((len(gradient), 1))
         return torch.where(drawn < self.share, -gradient, gradient)
 
     def state_dict(self):

@@ -25,7 +25,7 @@ class Recorder:
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
         self.seen.append((gradient.clone(), batch))
-        noise = torch.randn(gradient.shape, generator=batch.generator())
+        noise = batch.noise().normal(gradient.shape)
         return gradient * self.factor + 0.01 * noise
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def test_transforms_are_called_in_order_with_their_batch() -> None:
     for (first, batch), (second, later) in zip(one.seen, two.seen, strict=True):
         assert batch == later
         assert batch.seed == 5 and batch.labels is None
-        noise = torch.randn(first.shape, generator=batch.generator())
+        noise = batch.noise().normal(first.shape)
         assert torch.equal(second, first * 2.0 + 0.01 * noise)
-    streams = {torch.randn(1, generator=b.generator()).item() for _, b in one.seen}
+    streams = {b.noise().integers(1).item() for _, b in one.seen}
     assert len(streams) == len(one.seen)  # one for each party and step
     assert_equal(run()[2], found)
 

@@ -12,7 +12,7 @@ from vertical_cases import HookedGrid, rich_app
 
 from flower_vfl import Batch, InProcessGrid
 from flower_vfl.protocol.messages import Verb
-from flower_vfl.strategies import Checkpoints, EarlyStopping, VerticalStrategy
+from flower_vfl.strategies import Checkpoints, Defense, EarlyStopping, VerticalStrategy
 
 EPOCHS, STEPS = 4, 3  # 36 training rows in batches of 16, 16 and 4
 
@@ -43,7 +43,7 @@ def strategy(folder: Path | None, every: int, **options: Any) -> VerticalStrateg
         valid_fraction=0.2,
         early_stopping=EarlyStopping(patience=2, metric="loss"),
         progress=False,
-        defense=options.pop("defense", [CountingTransform()]),
+        defense=Defense(options.pop("defense", [CountingTransform()]), noise_seed=2),
         checkpoints=Checkpoints(every=every, keep_final=True, folder=folder),
         **options,
     )
