@@ -3,13 +3,15 @@
 Prints one ratio per line: to the plain loop, and to a plain loop that is split too (a
 backward pass and an optimizer for each part, but no messages). Both loops use
 ``torch.optim.Adam`` as it comes; the parties' default is the fused Adam, which takes
-half the time, so a third line shows the split loop with that one. All sides run in turns
-in one run, with the same data, models, batches and number of threads; a ratio is the
-median of the turns' ratios, so that a machine that is busy for a while disturbs all
+half the time, so a third line shows the split loop with that one. All sides run in
+turns in one run, with the same data, models, batches and number of threads; a ratio is
+the median of the turns' ratios, so that a machine that is busy for a while disturbs all
 sides alike.
 The bottom model is the deep part of Marvell's Criteo model (two hidden layers of 128
 before the cut layer). The cost of a message does not depend on the model, so one line
-shows the small default model of ``flower-vfl run`` too, where it weighs most.
+shows the small default model of ``flower-vfl run`` too, where it weighs most. The last
+line compares a run with encrypted embeddings and gradients with one without; the limit
+is 1.15.
 """
 
 from __future__ import annotations
@@ -142,6 +144,7 @@ def measure_ray(batch_size: int, parties: int, width: int, turns: int) -> None:
         seconds = json.loads(out.read_text())
     shape = f"B={batch_size} parties={parties} d={width} {MARVELL}"
     report(shape, "ray (resident)", seconds["split"], seconds["plain"])
+    report(shape, "ray (sealed)", seconds["sealed"], seconds["split"], "ray (unsealed)")
 
 
 def main() -> None:

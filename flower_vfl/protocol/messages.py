@@ -269,12 +269,11 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def from_npy(data: bytes) -> Tensor:
-    """Return the tensor whose bytes a :class:`TensorArray` made, or raise ValueError."""
+    """Return the tensor of the bytes of a :class:`TensorArray`, or raise ValueError."""
     size = 10 + int.from_bytes(data[8:10], "little")
     dtype, shape = _read_header(data[:size])
-    return torch.from_numpy(
-        np.frombuffer(data, dtype, offset=size).reshape(shape).copy()
-    )
+    flat = np.frombuffer(data, dtype, offset=size)
+    return torch.from_numpy(flat.reshape(shape).copy())
 
 
 def _set(record: R, entries: dict[str, Any]) -> R:

@@ -3,6 +3,7 @@
 from flwr.app import Context
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, vertical_client_app
+from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.grids.resident import resident
 
 from .work import bottom_model, features, labels, top_model
@@ -22,4 +23,9 @@ def label(context: Context) -> LabelParty:
     return LabelParty(labels(), objective, device="cpu")
 
 
-app = resident(vertical_client_app(passive, label))
+def trusting(context: Context) -> AlignmentSettings:
+    """Return the settings of a simulated node, which needs no pinned keys."""
+    return AlignmentSettings(trust_server=True)
+
+
+app = resident(vertical_client_app(passive, label, alignment=trusting))

@@ -1,4 +1,4 @@
-"""Times both sides in turns."""
+"""Times all sides in turns."""
 
 import json
 import time
@@ -18,28 +18,33 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Write the seconds of both sides to the file that the run config names."""
+    """Write the seconds of each side to the file that the run config names."""
     config = context.run_config
     batch_size, parties = int(config["batch-size"]), int(config["parties"])
     torch.set_num_threads(1)
     loop = PlainLoop(parties, int(config["width"]), batch_size)
-    strategy = VerticalStrategy(
-        batch_size=batch_size,
-        test_fraction=0.0,
-        evaluate_every=0,
-        parties=parties + 1,
-        threads=1,
-        progress=False,
-    )
-    plain, split = [], []
+    strategies = {
+        side: VerticalStrategy(
+            batch_size=batch_size,
+            test_fraction=0.0,
+            evaluate_every=0,
+            parties=parties + 1,
+            threads=1,
+            progress=False,
+            sealed=side == "sealed",
+        )
+        for side in ("split", "sealed")
+    }
+    seconds: dict[str, list[float]] = {"plain": [], "split": [], "sealed": []}
     with ResidentGrid(grid) as sessions:
         for turn in range(int(config["turns"]) + 1):
-            seconds = loop.epoch()
-            training = strategy.connect(sessions)
-            started = time.perf_counter()
-            training.run()
-            if turn:  # the first turn warms up
-                plain.append(seconds)
-                split.append((time.perf_counter() - started) / training.steps)
-    seconds = {"plain": plain, "split": split}
+            found = {"plain": loop.epoch()}
+            for side, strategy in strategies.items():
+                training = strategy.connect(sessions)
+                started = time.perf_counter()
+                training.run()
+                found[side] = (time.perf_counter() - started) / training.steps
+            for side, value in found.items():
+                if turn:  # the first turn warms up
+                    seconds[side].append(value)
     Path(str(config["out"])).write_text(json.dumps(seconds))
