@@ -16,7 +16,6 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
-from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.settings import Leakage
@@ -29,6 +28,7 @@ from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
 from .config import RUN_SEED, TrainingConfig
+from .key_exchange import begin_exchange, exchange_keys
 from .messages import (
     GRADIENT,
     VERSION,
@@ -52,7 +52,7 @@ from .replay import (
     save,
     sessions,
 )
-from .sealing import TRAINING, evaluation_use, new_seals
+from .sealing import TRAINING, evaluation_use
 from .serving import serve
 
 PassiveFactory = Callable[[Context], PassiveParty]
@@ -218,24 +218,13 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
 
 def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
-    party, seals, keys = session.party, None, {}
-    if config.sealed:
-        given = party.name, party.role, content.text("label"), config, session.aligned
-        seals = new_seals(*given)
-        keys = pack_hellos([seals.hello(session.own_settings(context))])
+    party = session.party
+    seals, reply = begin_exchange(session, content, config, context)
     party.configure(config)
     session.config, session.seals = config, seals
     schedule = party.configured()
-    return Content({**{split: schedule.size(split) for split in SPLITS}, **keys})
-
-
-def _seal(session: Session, content: Content, context: Context) -> Content:
-    """Derive the keys of sealed training from the public keys of the other side."""
-    if session.seals is None:
-        raise ConfigError("this run is not sealed; configure it as one first")
-    own = session.own_settings(context)
-    session.seals.exchange_keys(unpack_hellos(content), own)
-    return Content()
+    reply.config.update({split: schedule.size(split) for split in SPLITS})
+    return reply
 
 
 def _passive(session: Session) -> PassiveParty:
@@ -389,7 +378,7 @@ HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.HELLO: _hello,
     Verb.ALIGN: align,
     Verb.CONFIGURE: _configure,
-    Verb.SEAL: _seal,
+    Verb.SEAL: exchange_keys,
     Verb.FORWARD: _forward,
     Verb.TRAIN_STEP: _train_step,
     Verb.BACKWARD: _backward,
