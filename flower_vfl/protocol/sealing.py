@@ -149,7 +149,8 @@ class Seals:
         """Return the label party's answer to the last embedding; None is withheld."""
         asked = self.open_questions.pop((self.label, use), b"")
         if array is None or not asked:
-            problem = f"has sent no answer to the {use} embedding of '{self.name}'"
+            sent = "no answer" if array is None else "a second answer"
+            problem = f"has sent {sent} to the {use} embedding of '{self.name}'"
             raise PartyError(self.label, problem, _REMEDY, step)
         bound = self._bound("answer", use, step, asked=asked)
         what = f"its answer to the {use} embedding of '{self.name}'"

@@ -85,7 +85,7 @@ def test_an_answer_belongs_to_one_embedding() -> None:
         if step == 1:
             found = passive.answered(gradients[0], TRAINING, 1)
             assert found is not None and torch.equal(found, torch.ones(4, 3))
-            with pytest.raises(PartyError, match="has sent no answer"):
+            with pytest.raises(PartyError, match="has sent a second answer"):
                 passive.answered(gradients[0], TRAINING, 1)
     for repeated in (1, 2):  # also under the number of the new step
         asked = dict(passive.open_questions)
