@@ -14,6 +14,7 @@ from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
 from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.node_policy import NodePolicy
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.randomness import Noise
@@ -57,6 +58,7 @@ __all__ = [
     "LabelParty",
     "Leakage",
     "MeanSquaredError",
+    "NodePolicy",
     "Noise",
     "Objective",
     "PartyError",

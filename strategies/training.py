@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
@@ -181,7 +182,7 @@ class Training:
         leaking: list[str] = []
         if leakage is not None and leakage.action == "stop":
             leaking = [each.party for each in measured if each.metric == LIMIT]
-        return reply.metrics["loss"], leaking
+        return reply.metrics.get("loss", math.nan), leaking
 
     def _track(
         self, step: int, metrics: Mapping[str, float], measured: Iterable[Measurement]
@@ -273,8 +274,9 @@ class Training:
         shown = (stopping.metric if stopping is not None else None) or main
         if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
             bar.evaluated(name, metrics[name])
-        listed = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
-        log(INFO, "epoch %d: loss %.4f, %s", epoch, state.train[epoch]["loss"], listed)
+        known = {"loss": state.train[epoch].get("loss", math.nan), **metrics}
+        listed = ", ".join(f"{k} {v:.4f}" for k, v in known.items())
+        log(INFO, "epoch %d: %s", epoch, listed)
         if stopping is not None:
             best = stopping.judge(state, metrics, main)
             if best and stopping.restore_best:

@@ -21,6 +21,7 @@ from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.node_policy import NodePolicy
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import RESIDENT, forget, party_of
@@ -226,5 +227,7 @@ def in_process(
             return alignment
         return alignment.get(str(context.node_config["name"]), AlignmentSettings())
 
-    app = vertical_client_app(passive, label, alignment=settings)
+    app = vertical_client_app(
+        passive, label, alignment=settings, policy=lambda _: NodePolicy()
+    )
     return InProcessGrid(app, configs)

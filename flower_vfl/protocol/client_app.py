@@ -7,7 +7,7 @@ import importlib.metadata
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from logging import ERROR
+from logging import ERROR, INFO
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -20,13 +20,15 @@ from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.settings import Leakage
 from flower_vfl.parties.base import Party
-from flower_vfl.parties.checkpoints import open_store, tagged_step
+from flower_vfl.parties.checkpoints import open_store
 from flower_vfl.parties.defense_policy import untrusted
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.node_policy import NodePolicy, reported
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
+from .checkpoints import keep, restore
 from .config import RUN_SEED, TrainingConfig
 from .key_exchange import begin_exchange, exchange_keys
 from .messages import (
@@ -58,6 +60,7 @@ from .serving import serve
 PassiveFactory = Callable[[Context], PassiveParty]
 LabelFactory = Callable[[Context], LabelParty]
 SettingsFactory = Callable[[Context], AlignmentSettings]
+PolicyFactory = Callable[[Context], NodePolicy]
 
 
 def vertical_client_app(
@@ -66,6 +69,7 @@ def vertical_client_app(
     *,
     mods: list[Mod] | None = None,
     alignment: SettingsFactory = node_settings,
+    policy: PolicyFactory | None = None,
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
 
@@ -84,6 +88,10 @@ def vertical_client_app(
     alignment : Callable[[Context], AlignmentSettings] (default: from the node config)
         What a node brings to an alignment of ids: its key, the pinned keys of others,
         whether it trusts the server, how it spells ids.
+    policy : Callable[[Context], NodePolicy] | None (default: None)
+        What a node allows the server. None takes it from the node config, where a label
+        party that does not trust the server starts from ``NodePolicy.strict()``; a node
+        with a ``partition-id`` is one of a simulation and allows everything.
 
     Returns
     -------
@@ -117,7 +125,8 @@ def vertical_client_app(
         trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
-        return Session(party, seed, weights, settings=alignment)
+        allowed = _policy(party, context) if policy is None else policy(context)
+        return Session(party, seed, weights, settings=alignment, policy=allowed)
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -133,6 +142,13 @@ def vertical_client_app(
         category, action = verb.value.split(".")
         registrars[category](action)(handle)
     return app
+
+
+def _policy(party: Party, context: Context) -> NodePolicy:
+    """Return what a node allows by its config."""
+    untrusting = isinstance(party, LabelParty) and not party.trust_server
+    strict = untrusting and "partition-id" not in context.node_config
+    return NodePolicy.from_node(context.node_config, strict)
 
 
 def _first_weights(context: Context, seed: int, weights: str) -> int | Noise:
@@ -219,10 +235,12 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
 def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
     party = session.party
+    session.policy.check_run(party.name, config)
     seals, reply = begin_exchange(session, content, config, context)
     party.configure(config)
     session.config, session.seals = config, seals
     schedule = party.configured()
+    session.policy.check_batches(party.name, schedule)
     reply.config.update({split: schedule.size(split) for split in SPLITS})
     return reply
 
@@ -300,18 +318,24 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
         embeddings = seals.embeddings(arrays, TRAINING, *at)
         result = party.train_step(*at, embeddings, **late)
         arrays = seals.answers(result.gradients, TRAINING, content.step)
+    metrics, policy = {**result.metrics, "loss": result.loss}, session.policy
     return Content(
         arrays=arrays,
-        metrics={**result.metrics, "loss": result.loss, "rows": float(result.rows)},
+        metrics={**reported(metrics, policy.report_loss), "rows": float(result.rows)},
         labels=TensorArray(result.labels) if wants_labels else None,
-        measured=result.measured,
+        measured=policy.measured(result.measured),
     )
 
 
 def _evaluate(session: Session, content: Content, context: Context) -> Content:
     party, split = _label(session), content.text("split")
+    policy, rows = session.policy, party.configured().size(split)
+    policy.check_evaluation(party.name, rows)
     embeddings = _evaluated(session, content, split)
-    return Content(metrics=party.evaluate(split, content.index, embeddings))
+    metrics = party.evaluate(split, content.index, embeddings)
+    if metrics and policy.report_metrics != "all":  # its owner sees them here
+        log(INFO, "%s: %s", split, metrics)
+    return Content(metrics=reported(metrics, policy.report_metrics))
 
 
 def _evaluated(
@@ -332,46 +356,18 @@ def _predict(session: Session, content: Content, context: Context) -> Content:
             "does not show its predictions to the server of a sealed run",
             "Serve them to a passive party, or set trust-server=true at this node",
         )
+    session.policy.check_evaluation(party.name, party.configured().size(split))
     embeddings = _evaluated(session, content, split)
     predictions = party.predict(split, content.index, embeddings)
-    return Content(arrays={"predictions": TensorArray(predictions)})
-
-
-def _plan(session: Session) -> dict[str, int | str]:
-    """Return what decides which rows a step trains on."""
-    schedule = session.party.configured()
-    plan, rows = schedule.plan, schedule.size("train")
-    found: dict[str, int | str] = {
-        "seed": plan.seed,
-        "batch_size": plan.batch_size,
-        "training rows": rows,
-    }
-    return {**found, "alignment": session.aligned[:16]} if session.aligned else found
+    leaving = session.policy.predictions(party.name, predictions)
+    return Content(arrays={"predictions": TensorArray(leaving)})
 
 
 def _checkpoint(session: Session, content: Content, context: Context) -> Content:
     reply = _backward(session, content, context)
-    party, tag = session.party, content.text("tag")
-    state = {**party.state_dict(), "plan": _plan(session)}
-    open_store(context, party.name).save(tag, state)
-    reply.step = party.step
+    keep(session, content.text("tag"), context)
+    reply.step = session.party.step
     return reply
-
-
-def _restore(session: Session, content: Content, context: Context) -> Content:
-    party, tag = session.party, content.text("tag")
-    state = open_store(context, party.name).load(tag)
-    if tagged_step(tag) is not None and state["plan"] != _plan(session):
-        raise PartyError(
-            party.name,
-            f"its checkpoint '{tag}' was made with {state['plan']}, this run has "
-            f"{_plan(session)}",
-            "Resume with the settings of the first run, or start without resume",
-        )
-    party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
-    if session.seals is not None:
-        session.seals.restored()
-    return Content(step=party.step)
 
 
 HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
@@ -387,5 +383,5 @@ HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.PREDICT: _predict,
     Verb.SERVE: serve,
     Verb.CHECKPOINT: _checkpoint,
-    Verb.RESTORE: _restore,
+    Verb.RESTORE: restore,
 }

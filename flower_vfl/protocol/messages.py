@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import (
@@ -42,6 +43,13 @@ from .config import Value
 VERSION = 5
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _MEASURED = "vfl-measured"
+_KINDS: dict[str, type] = {
+    _CONFIG: ConfigRecord,
+    _ARRAYS: ArrayRecord,
+    _METRICS: MetricRecord,
+    _LABELS: ArrayRecord,
+    _MEASURED: ConfigRecord,
+}
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
@@ -108,7 +116,9 @@ class Content:
         tensors = {}
         for name, array in self.arrays.items():
             try:
-                tensors[name] = to_tensor(array)
+                tensors[name] = tensor = to_tensor(array)
+                if not tensor.is_floating_point():
+                    raise ConfigError(f"its numbers are {tensor.dtype}, not floats")
             except ConfigError as error:
                 remedy = "Run one version of flower-vfl at every party"
                 raise PartyError(name, str(error), remedy) from error
@@ -152,12 +162,17 @@ def read(message: Message) -> Content:
     """Return the content of a request or reply."""
     records = message.content
     kind = message.metadata.message_type
+    for key, record in records.items():
+        if not isinstance(record, _KINDS.get(key, object)):
+            raise ConfigError(
+                f"a message of type '{kind}' has a '{key}' record of the wrong kind"
+            )
     content = Content()
     # Flower's views by kind (records.array_records, ...) are rebuilt at every use.
     if _CONFIG in records:
         config = cast(dict[str, Any], dict(records[_CONFIG].items()))
         numbers = config.pop(_NUMBERS, ())
-        if len(numbers) != 5:
+        if not isinstance(numbers, list) or [*map(type, numbers)] != [int] * 5:
             raise ConfigError(
                 f"a message of type '{kind}' lacks its five numbers; do all parties "
                 "run one version of flower-vfl?"
@@ -174,10 +189,15 @@ def read(message: Message) -> Content:
         content.arrays = cast(ArrayRecord, records[_ARRAYS])
     if _METRICS in records:
         content.metrics = cast(dict[str, float], dict(records[_METRICS].items()))
-    if _MEASURED in records:
-        content.measured = from_columns(cast(dict[str, Any], records[_MEASURED]))
-    if _LABELS in records:
-        content.labels = cast(Array, records[_LABELS]["labels"])
+        if any(isinstance(value, list) for value in content.metrics.values()):
+            raise ConfigError(f"a message of type '{kind}' has a list as a metric")
+    try:
+        if _MEASURED in records:
+            content.measured = from_columns(cast(dict[str, Any], records[_MEASURED]))
+        if _LABELS in records:
+            content.labels = cast(Array, records[_LABELS]["labels"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"a message of type '{kind}' lacks {error}") from error
     return content
 
 
@@ -261,8 +281,8 @@ def to_tensor(array: Array) -> Tensor:
         if array.stype == _STYPE and array.data.startswith(header):
             flat = np.frombuffer(array.data, np.dtype(array.dtype), offset=len(header))
             return torch.from_numpy(flat.reshape(shape).copy())
-        return torch.from_numpy(array.numpy())
-    except (TypeError, ValueError, EOFError, OSError) as error:
+        return torch.from_numpy(_read_npy(array, shape))
+    except Exception as error:  # numpy raises many types on bad bytes
         raise ConfigError(
             f"an array of type {array.dtype} and shape {shape} cannot be read: {error}"
         ) from error
@@ -274,6 +294,17 @@ def from_npy(data: bytes) -> Tensor:
     dtype, shape = _read_header(data[:size])
     flat = np.frombuffer(data, dtype, offset=size)
     return torch.from_numpy(flat.reshape(shape).copy())
+
+
+def _read_npy(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array whose header is not the usual one, if it says what is sent."""
+    file = BytesIO(array.data)
+    npy.read_magic(file)
+    found, fortran, dtype = npy.read_array_header_1_0(file)
+    if (array.stype, found, dtype.name) != (_STYPE, shape, array.dtype):
+        raise ValueError(f"its bytes are of type {dtype} and shape {found}")
+    flat = np.frombuffer(array.data, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C").copy()
 
 
 def _set(record: R, entries: dict[str, Any]) -> R:
@@ -289,7 +320,11 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 @lru_cache
 def _item_size(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
+    """Return the bytes of a number; 0 for a type that `to_tensor` refuses."""
+    try:
+        return np.dtype(dtype).itemsize
+    except Exception:  # numpy raises many types on a bad name
+        return 0
 
 
 @lru_cache(maxsize=1024)

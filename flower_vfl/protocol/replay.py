@@ -22,6 +22,7 @@ from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.node_policy import NodePolicy
 
 from .config import Role, TrainingConfig
 from .messages import Content, Verb
@@ -92,6 +93,8 @@ class Session:
     saved_handshake: bytes = b""  # from another process, until it is asked for
     aligned: str = ""  # fingerprint of the alignment on whose rows the party is
     settings: Callable[[Context], AlignmentSettings] = node_settings
+    policy: NodePolicy = field(default_factory=NodePolicy)
+    restores: int = 0  # how often the run went back to a checkpoint
     seals: Seals | None = None  # keys of sealed training
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -190,6 +193,7 @@ def save(session: Session, context: Context) -> None:
             "turn": session.turn,
             "seed": session.seed,
             "weights": session.weights,
+            "restores": session.restores,
             "threads": session.threads,
             "aligned": session.aligned,
             "state": to_bytes(session.party.state_dict()) if configured else b"",
@@ -228,6 +232,7 @@ def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     session.seals = Seals(**from_bytes(cast(bytes, seals["state"]))) if seals else None
     size = len(_REPLY)
     session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
+    session.restores = cast(int, saved["restores"])
     session.reply = RecordDict(
         {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
     )

@@ -131,7 +131,9 @@ def _predict(session: Session, content: Content) -> Content:
             "has features, and cannot predict for a row that it does not know",
             "Ask in a batch: hide=100, for example",
         )
+    session.policy.check_evaluation(party.name, len(rows))
     found = party.predict_rows(rows, ("serving", number), embeddings)
+    found = session.policy.predictions(party.name, found)
     if seals is None:
         return Content(arrays=pack({"predictions": found}))
     return Content(

@@ -1,0 +1,183 @@
+"""What a node allows the server of a run, whatever that server says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.records import Measurement
+
+from .schedule import Schedule
+
+Report = Literal["none", "rounded", "all"]
+REPORTS: tuple[Report, ...] = get_args(Report)
+_DIGITS = 2  # after the point, of what leaves rounded
+
+
+@dataclass(frozen=True)
+class NodePolicy:
+    """What a node allows, in its own config: it wins over the server's word.
+
+    The defaults allow everything, as in a simulation. A label party that does not trust
+    the server starts from :meth:`strict`. Each field is an entry of the node config,
+    ``min_batch`` as ``min-batch``.
+
+    Parameters
+    ----------
+    min_batch : int (default: 1)
+        Least number of rows of a training batch, the last one of an epoch included.
+    min_evaluation : int (default: 1)
+        Least number of rows of a split that is evaluated or predicted.
+    report_loss, report_metrics, report_predictions : Report (default: "all")
+        Whether they leave the label party: ``"none"``, ``"rounded"`` to two digits
+        after the point, or ``"all"``. Measured leakage counts as a metric.
+    min_learning_rate, max_learning_rate : float (default: 0.0 and infinite)
+        Limits of the learning rate that a run may set.
+    max_restores : int (default: 2**31)
+        How often a run may go back to a checkpoint: each time shows the party another
+        noisy gradient of the same rows.
+    require_sealed : bool (default: False)
+        Whether embeddings and gradients must travel encrypted.
+    require_tls : bool (default: False)
+        Whether this node connects to a resident grid with a certificate only.
+
+    Examples
+    --------
+    >>> from flower_vfl import NodePolicy
+    >>> NodePolicy.from_node({"min-batch": 64}, strict=True).report_loss
+    'none'
+    """
+
+    min_batch: int = 1
+    min_evaluation: int = 1
+    report_loss: Report = "all"
+    report_metrics: Report = "all"
+    report_predictions: Report = "all"
+    min_learning_rate: float = 0.0
+    max_learning_rate: float = math.inf
+    max_restores: int = 2**31
+    require_sealed: bool = False
+    require_tls: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown ways to report."""
+        for report in (self.report_loss, self.report_metrics, self.report_predictions):
+            if report not in REPORTS:
+                raise unknown_name("way to report", report, REPORTS)
+
+    @classmethod
+    def strict(cls) -> Self:
+        """Return the policy of a label party that does not trust the server."""
+        return cls(
+            min_batch=32,
+            min_evaluation=100,
+            report_loss="none",
+            report_metrics="none",
+            report_predictions="none",
+            min_learning_rate=1e-6,
+            max_learning_rate=10.0,
+            max_restores=10,
+        )
+
+    @classmethod
+    def from_node(cls, config: Mapping[str, object], strict: bool) -> Self:
+        """Return the policy in a node config.
+
+        Parameters
+        ----------
+        config : Mapping[str, object]
+            The node config.
+        strict : bool
+            Whether what it does not set is as in :meth:`strict`.
+        """
+        policy, given = cls.strict() if strict else cls(), {}
+        for each in fields(cls):
+            name = each.name.replace("_", "-")
+            if name in config:
+                given[each.name] = _read(name, config[name], getattr(policy, each.name))
+        return replace(policy, **given)
+
+    def check_run(self, party: str, config: TrainingConfig) -> None:
+        """Refuse settings of a run that are outside of the policy."""
+        rate, low, high = (
+            config.learning_rate,
+            self.min_learning_rate,
+            self.max_learning_rate,
+        )
+        if rate and not low <= rate <= high:
+            name = "min-learning-rate" if rate < low else "max-learning-rate"
+            raise _refused(party, f"to train with the learning rate {rate:g}", name)
+        if self.require_sealed and not config.sealed:
+            raise _refused(party, "to train without encryption", "require-sealed")
+
+    def check_batches(self, party: str, schedule: Schedule) -> None:
+        """Refuse a training batch with too few rows."""
+        rows = schedule.size("train")
+        size = schedule.plan.batch_size or rows
+        least = rows % size or min(size, rows)
+        if rows and least < self.min_batch:
+            last = " as the last one of an epoch" if size >= self.min_batch else ""
+            what = f"to train on a batch of {least} rows{last} ({rows} in all)"
+            raise _refused(party, what, "min-batch")
+
+    def check_evaluation(self, party: str, rows: int) -> None:
+        """Refuse an evaluation, or predictions, of too few rows."""
+        if rows < self.min_evaluation:
+            raise _refused(party, f"about {rows} rows", "min-evaluation")
+
+    def check_restores(self, party: str, restores: int) -> None:
+        """Refuse to go back to a checkpoint too often."""
+        if restores > self.max_restores:
+            what = f"to go back to a checkpoint for the {restores}th time"
+            raise _refused(party, what, "max-restores")
+
+    def measured(self, found: list[Measurement]) -> list[Measurement]:
+        """Return measured leakage as it may leave."""
+        if self.report_metrics == "all":
+            return found
+        if self.report_metrics == "none":
+            return []
+        return [replace(each, value=round(each.value, _DIGITS)) for each in found]
+
+    def predictions(self, party: str, found: Tensor) -> Tensor:
+        """Return predictions as they may leave."""
+        if self.report_predictions == "none":
+            raise _refused(party, "for its predictions", "report-predictions")
+        if self.report_predictions == "rounded":
+            return torch.round(found, decimals=_DIGITS)
+        return found
+
+
+def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:
+    """Return numbers as they may leave."""
+    if report == "none":
+        return {}
+    if report == "all":
+        return dict(values)
+    return {name: round(value, _DIGITS) for name, value in values.items()}
+
+
+def _refused(party: str, what: str, setting: str) -> PartyError:
+    return PartyError(
+        party,
+        f"is asked {what}, which the policy of its node does not allow ({setting})",
+        f"Change the settings of the run, or {setting} in the config of this node",
+    )
+
+
+def _read(name: str, value: object, example: Any) -> Any:
+    """Return an entry of a node config as the type of an example."""
+    kind = type(example)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise ConfigError(f"{name} must be {wanted.get(kind, 'a text')}, got '{value}'")
+    return value
