@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from .vertical import VerticalStrategy
 
 _SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
+# As often may one party make a run go back: each time it sees other noise on gradients
+# of the same rows, whose mean tells more than one of them.
+_PARTY_REWINDS = 10
 
 
 class Training:
@@ -90,6 +94,7 @@ class Training:
         self._trackers = Trackers(strategy.trackers)
         self._rewinds = 0
         self._rewound_at = -1
+        self._rewound_by: Counter[str] = Counter()
 
     def run(self) -> RunState:
         """Train until the last epoch or until early stopping, and return the state."""
@@ -357,6 +362,10 @@ class Training:
         self._rewound_at = step
         if self._rewinds > _SAME_STEP_REWINDS:
             error.add_note(f"step {step + 1} was tried {self._rewinds} times")
+            raise error
+        self._rewound_by[error.party] += 1
+        if self._rewound_by[error.party] > _PARTY_REWINDS:
+            error.add_note(f"it made the run go back {_PARTY_REWINDS} times before")
             raise error
         log(WARNING, "%s", error)
         self.participants = self.strategy.setup(self.messenger, reuse=True)

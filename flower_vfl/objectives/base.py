@@ -253,10 +253,10 @@ def class_numbers(labels: Tensor, classes: int) -> Tensor:
     labels = finite_numbers(labels)
     outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
     if outside.any():
-        first = labels[outside][0].item()
         raise ConfigError(
             f"labels of a task with {classes} classes must be whole numbers "
-            f"from 0 to {classes - 1}; {int(outside.sum())} are not, the "
-            f"first is {first:g}. Recode them, or choose the objective that fits"
+            f"from 0 to {classes - 1}; {int(outside.sum())} are not, the first in row "
+            f"{int(outside.nonzero()[0])}. Recode them, or choose the objective that "
+            "fits"
         )
     return labels.float() if classes == 2 else labels.long()

@@ -16,11 +16,13 @@ answers with the same reply and does nothing else.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -204,9 +206,13 @@ def read(message: Message) -> Content:
 def error_content(error: Exception, party: str) -> Content:
     """Return the reply of a party at which something went wrong."""
     if not isinstance(error, PartyError):
-        expected = isinstance(error, VerticalError)
-        problem = str(error) if expected else f"{type(error).__name__}: {error}"
-        remedy = "Correct this setting" if expected else "That node's log has more"
+        if isinstance(error, VerticalError):
+            problem, remedy = str(error), "Correct this setting"
+        else:  # its text may quote the party's data, and stays in the log of the node
+            frame = traceback.extract_tb(error.__traceback__)[-1:]
+            where = "".join(f" in {Path(f.filename).name}:{f.lineno}" for f in frame)
+            problem = f"an unexpected {type(error).__name__} arose{where}"
+            remedy = "The log of that node has its text"
         error = PartyError(party, problem, remedy)
     return Content(
         config={

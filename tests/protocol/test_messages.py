@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 from vertical_cases import ROWS, HookedGrid, assert_equal, rich_app, through_wire
@@ -92,6 +93,64 @@ def test_parts_that_are_absent_stay_absent(
     assert found.labels is None and not found.measured
 
 
+FIVE = [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {"vfl": MetricRecord({"numbers": FIVE})},
+        {"vfl": ConfigRecord({"numbers": 5})},
+        {"vfl": ConfigRecord({"numbers": [0.0] * 5})},
+        {"vfl": ConfigRecord({"numbers": FIVE[1:]})},
+        {"vfl-arrays": ConfigRecord({"passive-1": 3})},
+        {"vfl": ConfigRecord({"numbers": FIVE}), "vfl-metrics": ArrayRecord()},
+        {"vfl": ConfigRecord({"numbers": FIVE}), "vfl-labels": ArrayRecord()},
+        {"vfl": ConfigRecord({"numbers": FIVE}), "vfl-measured": ConfigRecord()},
+        {
+            "vfl": ConfigRecord({"numbers": FIVE}),
+            "vfl-metrics": MetricRecord({"loss": [1.0, 2.0]}),
+        },
+    ],
+)
+def test_malformed_records_are_refused(
+    records: dict[str, Any], grid: InProcessGrid
+) -> None:
+    with pytest.raises(ConfigError, match="a message of type 'query.x'"):
+        read(Message(RecordDict(records), 1, "query.x"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "change"),
+    [
+        ("int32", (2, 3), ("<f4", "<f4")),  # another type than the bytes have
+        ("float32", (3, 2), ("<f4", "<f4")),  # another shape
+        ("float32", (2, 3), ("<f4", "<i4")),
+        ("float32", (2, 3), ("<f4", ">f4")),
+        ("float32", (2, 3), ("(2, 3), }", "(2, 3), ")),
+        ("float32", (2, 3), ("(2, 3)", "(2, 9)")),
+        ("float32", (2, 3), ("(2, 3), }         ", "(2, 399999999999)}")),
+        ("nothing", (2, 3), ("<f4", "<f4")),
+        ("int64", (2, 3), ("<f4", "<i8")),
+    ],
+)
+def test_arrays_that_are_not_what_they_say(
+    dtype: str, shape: tuple[int, ...], change: tuple[str, str]
+) -> None:
+    data = Array(np.ones((2, 3), np.float32)).data
+    data = data.replace(*(text.encode() for text in change))
+    content = Content(arrays={"bank": Array(dtype, shape, "numpy.ndarray", data)})
+    assert content.size() >= 0
+    with pytest.raises(PartyError, match="party 'bank'"):
+        content.tensors()
+
+
+def test_whole_numbers_are_no_embedding() -> None:
+    content = Content(arrays=pack({"bank": torch.ones(2, 3, dtype=torch.int64)}))
+    with pytest.raises(PartyError, match=r"party 'bank': .*torch.int64, not floats"):
+        content.tensors()
+
+
 def test_entries_of_the_wrong_kind() -> None:
     content = Content(config={"flag": True, "text": "x", "share": 0.5, "n": 3})
     assert content.number("n") == 3
@@ -130,7 +189,7 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
         (PartyError("a", "p", "r", 0), PartyError, "party 'a', step 0: p. r"),
         (PartyRestartedError("a", "p", "r"), PartyRestartedError, "'a', step 9"),
         (ConfigError("no such thing"), PartyError, "'b', step 9: no such thing. Cor"),
-        (ZeroDivisionError("x"), PartyError, "'b', step 9: ZeroDivisionError: x. Tha"),
+        (ZeroDivisionError("x"), PartyError, "an unexpected ZeroDivisionError arose. The"),
     ],
 )
 def test_errors_survive_the_wire(

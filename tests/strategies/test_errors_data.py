@@ -41,12 +41,12 @@ def test_bad_features_are_found_before_training(who: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("classes", "bad", "words"),
     [
-        (2, 2, ["from 0 to 1", "the first is 2"]),
-        (2, -1, ["from 0 to 1", "the first is -1"]),
-        (2, 0.5, ["whole numbers", "the first is 0.5"]),
+        (2, 2, ["from 0 to 1", "the first in row 5"]),
+        (2, -1, ["from 0 to 1", "the first in row 5"]),
+        (2, 0.5, ["whole numbers", "the first in row 5"]),
         (2, float("nan"), ["1 of 60", "missing or infinite", "drop or fill"]),
-        (4, -1, ["from 0 to 3", "the first is -1"]),
-        (4, 7, ["from 0 to 3", "the first is 7"]),
+        (4, -1, ["from 0 to 3", "the first in row 5"]),
+        (4, 7, ["from 0 to 3", "the first in row 5"]),
         (4, float("inf"), ["missing or infinite"]),
         (0, float("nan"), ["missing or infinite", "drop or fill"]),
     ],

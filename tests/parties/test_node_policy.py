@@ -1,0 +1,167 @@
+"""A node's own policy wins over the server's word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from flower_vfl import (
+    ConfigError,
+    CrossEntropy,
+    InProcessGrid,
+    LabelParty,
+    NodePolicy,
+    PartyError,
+    PassiveParty,
+    vertical_client_app,
+)
+from flower_vfl.parties.node_policy import reported
+from flower_vfl.protocol.messages import Content, TensorArray, Verb
+from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+
+ROWS, WIDTH = 400, 4
+OPEN: dict[str, Any] = {
+    "min-batch": 1,
+    "min-evaluation": 1,
+    "report-loss": "all",
+    "report-metrics": "all",
+    "report-predictions": "all",
+    "min-learning-rate": 0.0,
+}
+
+
+def labels() -> Tensor:
+    stream = torch.Generator().manual_seed(3)
+    return torch.randint(0, 2, (ROWS,), generator=stream).float()
+
+
+def grid(trust: bool = False, **own: Any) -> InProcessGrid:
+    """Return a label party and a passive one as nodes of a deployment."""
+
+    def passive(context: Context) -> PassiveParty:
+        stream = torch.Generator().manual_seed(1)
+        data = torch.randn(ROWS, 3, generator=stream)
+        return PassiveParty(data, nn.Linear(3, WIDTH), device="cpu")
+
+    def label(context: Context) -> LabelParty:
+        return LabelParty(labels(), CrossEntropy(nn.Linear(WIDTH, 1)), device="cpu")
+
+    config = {name.replace("_", "-"): value for name, value in own.items()}
+    nodes: list[Mapping[str, Any]] = [
+        {"role": "label", "trust-server": trust, **config},
+        {"role": "passive", "name": "shop"},
+    ]
+    return InProcessGrid(vertical_client_app(passive, label), nodes)
+
+
+def strategy(**options: Any) -> VerticalStrategy:
+    given = {"batch_size": 40, "progress": False, "test_fraction": 0.3, **options}
+    return VerticalStrategy(**given)
+
+
+def losses_of_single_rows(own: dict[str, Any]) -> list[float]:
+    """Ask the label party for the loss of every row alone, as a curious server."""
+    training = strategy(
+        batch_size=1, test_fraction=0.0, evaluate_every=0, learning_rate=1e-30
+    ).connect(grid(**own), num_rounds=1)
+    found = []
+    for index in range(training.steps):
+        zeros = TensorArray(torch.zeros(1, WIDTH))
+        at = {"step": index + 1, "epoch": 1, "index": index}
+        asked = {"label": Content(arrays={"shop": zeros}, **at)}
+        reply = training.messenger.ask(Verb.TRAIN_STEP, asked, index + 1)["label"]
+        found.append(reply.metrics["loss"])
+    return found
+
+
+def test_a_server_that_asks_row_by_row() -> None:
+    """The first version answered: two values of the loss, one for each label."""
+    found = losses_of_single_rows({**OPEN})
+    order = strategy(batch_size=1, test_fraction=0.0).connect(grid(**OPEN))._schedule
+    rows = torch.cat(list(order.training_batches(1)))
+    score = torch.tensor(found)
+    auc = roc_auc_score(labels()[rows].numpy(), score.numpy())
+    assert max(auc, 1 - auc) == 1.0
+    with pytest.raises(PartyError, match=r"learning rate 1e-30.*min-learning-rate"):
+        losses_of_single_rows({})
+    with pytest.raises(PartyError, match=r"a batch of 1 rows.*min-batch"):
+        losses_of_single_rows({"min-learning-rate": 0.0})
+    with pytest.raises(KeyError, match="loss"):
+        losses_of_single_rows({"min-learning-rate": 0.0, "min-batch": 1})
+
+
+def test_the_last_batch_of_an_epoch_counts() -> None:
+    with pytest.raises(PartyError, match=r"20 rows as the last one.*min-batch"):
+        strategy(batch_size=130).start(grid())
+
+
+def test_what_leaves_a_label_party_that_does_not_trust_the_server() -> None:
+    result = strategy().start(grid(), num_rounds=2)
+    assert not any("loss" in metrics for metrics in result.train.values())
+    assert not any(any(each.values()) for each in result.evaluate.values())
+
+
+def test_what_leaves_where_its_owner_allows_it() -> None:
+    for trust, own in ((True, {}), (False, OPEN)):
+        result = strategy().start(grid(trust, **own), num_rounds=2)
+        assert all(metrics["loss"] > 0 for metrics in result.train.values())
+        assert result.evaluate[2]["test"]["auc"] >= 0
+    shown = strategy().start(grid(report_metrics="rounded"), num_rounds=2)
+    metrics = shown.evaluate[2]["test"]
+    assert metrics and all(round(v, 2) == v for v in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "words"),
+    [
+        ({}, {"learning_rate": 100.0}, "max-learning-rate"),
+        ({"require_sealed": True}, {}, "require-sealed"),
+        ({}, {"test_fraction": 0.1}, r"about 40 rows.*min-evaluation"),
+        ({}, {"valid_fraction": 0.3, "early_stopping": EarlyStopping()}, "report-metr"),
+    ],
+)
+def test_settings_outside_the_policy(
+    own: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((PartyError, ConfigError), match=words):
+        strategy(**options).start(grid(**own))
+
+
+def test_predictions() -> None:
+    for own, words in (
+        ({}, "report-predictions"),
+        ({"min_evaluation": 500}, "500|min"),
+    ):
+        asked = strategy(evaluate_every=0)
+        asked.start(grid(**own))
+        with pytest.raises(PartyError, match=words):
+            asked.predict()
+    asked = strategy(evaluate_every=0)
+    asked.start(grid(report_predictions="rounded"))
+    found = torch.from_numpy(asked.predict())
+    assert torch.equal(found, torch.round(found, decimals=2))
+
+
+def test_a_run_may_go_back_so_often_only() -> None:
+    training = strategy().connect(grid(max_restores=2))
+    training._checkpoint("step-0")
+    training.restore("step-0")
+    training.restore("step-0")
+    with pytest.raises(PartyError, match=r"3th time.*max-restores"):
+        training.restore("step-0")
+
+
+def test_node_configs() -> None:
+    assert NodePolicy.from_node({}, strict=False) == NodePolicy()
+    assert NodePolicy.from_node({"min-batch": 5}, strict=True).min_batch == 5
+    assert NodePolicy.from_node({"max-learning-rate": 2}, True).max_learning_rate == 2.0
+    for wrong in ({"min-batch": "5"}, {"require-sealed": 1}, {"report-loss": "some"}):
+        with pytest.raises(ConfigError):
+            NodePolicy.from_node(wrong, strict=False)
+    assert reported({"a": 0.123}, "rounded") == {"a": 0.12}
