@@ -103,17 +103,21 @@ def test_the_last_batch_of_an_epoch_counts() -> None:
 
 def test_what_leaves_a_label_party_that_does_not_trust_the_server() -> None:
     result = strategy().start(grid(), num_rounds=2)
-    assert not any("loss" in metrics for metrics in result.train.values())
-    assert not any(any(each.values()) for each in result.evaluate.values())
+    assert not any(
+        "loss" in metrics for metrics in result.train_metrics_clientapp.values()
+    )
+    assert not any(any(each.values()) for each in result.evaluations.values())
 
 
 def test_what_leaves_where_its_owner_allows_it() -> None:
     for trust, own in ((True, {}), (False, OPEN)):
         result = strategy().start(grid(trust, **own), num_rounds=2)
-        assert all(metrics["loss"] > 0 for metrics in result.train.values())
-        assert result.evaluate[2]["test"]["auc"] >= 0
+        assert all(
+            metrics["loss"] > 0 for metrics in result.train_metrics_clientapp.values()
+        )
+        assert result.evaluations[2]["test"]["auc"] >= 0
     shown = strategy().start(grid(report_metrics="rounded"), num_rounds=2)
-    metrics = shown.evaluate[2]["test"]
+    metrics = shown.evaluations[2]["test"]
     assert metrics and all(round(v, 2) == v for v in metrics.values())
 
 
@@ -136,7 +140,7 @@ def test_settings_outside_the_policy(
 def test_predictions() -> None:
     for own, words in (
         ({}, "report-predictions"),
-        ({"min_evaluation": 500}, "500|min"),
+        ({"min_evaluation": 500}, "min-evaluation"),
     ):
         asked = strategy(evaluate_every=0)
         asked.start(grid(**own))

@@ -116,7 +116,7 @@ FIVE = [0, 0, 0, 0, 0]
 def test_malformed_records_are_refused(
     records: dict[str, Any], grid: InProcessGrid
 ) -> None:
-    with pytest.raises(ConfigError, match="a message of type 'query.x'"):
+    with pytest.raises(ConfigError, match=r"a message of type 'query\.x'"):
         read(Message(RecordDict(records), 1, "query.x"))
 
 
@@ -189,7 +189,7 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
         (PartyError("a", "p", "r", 0), PartyError, "party 'a', step 0: p. r"),
         (PartyRestartedError("a", "p", "r"), PartyRestartedError, "'a', step 9"),
         (ConfigError("no such thing"), PartyError, "'b', step 9: no such thing. Cor"),
-        (ZeroDivisionError("x"), PartyError, "an unexpected ZeroDivisionError arose. The"),
+        (ZeroDivisionError("x"), PartyError, "unexpected ZeroDivisionError arose"),
     ],
 )
 def test_errors_survive_the_wire(
