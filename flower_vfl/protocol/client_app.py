@@ -350,12 +350,6 @@ def _evaluated(
 
 def _predict(session: Session, content: Content, context: Context) -> Content:
     party, split = _label(session), content.text("split")
-    if session.sealed and not party.trust_server:
-        raise PartyError(
-            party.name,
-            "does not show its predictions to the server of a sealed run",
-            "Serve them to a passive party, or set trust-server=true at this node",
-        )
     session.policy.check_evaluation(party.name, party.configured().size(split))
     embeddings = _evaluated(session, content, split)
     predictions = party.predict(split, content.index, embeddings)

@@ -95,13 +95,8 @@ class Session:
     settings: Callable[[Context], AlignmentSettings] = node_settings
     policy: NodePolicy = field(default_factory=NodePolicy)
     restores: int = 0  # how often the run went back to a checkpoint
-    seals: Seals | None = None  # keys of sealed training
+    seals: Seals | None = None  # keys of sealed training; None if it is not sealed
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def sealed(self) -> bool:
-        """Whether embeddings and gradients of this session travel encrypted."""
-        return self.seals is not None
 
     def own_settings(self, context: Context) -> AlignmentSettings:
         """Return the node's settings of an alignment or a key exchange."""

@@ -20,6 +20,7 @@ from sealed_cases import (
     EPOCHS,
     NAMES,
     RecordingGrid,
+    make_label,
     pinned,
     sealed_app,
     sealed_grid,
@@ -32,6 +33,7 @@ from vertical_cases import (
     assert_equal,
     final_states,
     losses,
+    make_passive,
     scores,
     simple_parties,
 )
@@ -41,16 +43,19 @@ from flower_vfl import (
     ConfigError,
     InProcessGrid,
     Leakage,
+    NodePolicy,
     PartyError,
     PassiveParty,
     VerticalStrategy,
     in_process,
     resident,
+    vertical_client_app,
 )
 from flower_vfl.alignment import AlignmentSettings, Identity
+from flower_vfl.alignment.keys import key_text, write_key
 from flower_vfl.grids.resident import ResidentGrid
 from flower_vfl.protocol import replay
-from flower_vfl.protocol.messages import Verb
+from flower_vfl.protocol.messages import Content, Verb, read, request
 from flower_vfl.strategies import Checkpoints, Defense, build_defense
 
 Outcome = list[object]
@@ -72,7 +77,11 @@ def test_one_process(unsealed: Outcome, tmp_path: Path) -> None:
     with sealed_grid(tmp_path) as grid:
         assert_equal(outcome(grid, tmp_path), unsealed)
         live = [s for key, s in replay.sessions.items() if key[0] == grid.run.run_id]
-        assert [session.sealed for session in live] == [True] * 3
+        assert [len(session.seals.keys) for session in live if session.seals] == [
+            4,
+            2,
+            2,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -244,11 +253,11 @@ def test_what_the_server_sees(sealed: bool, seen_tensors: list[Tensor]) -> None:
     assert len(keys) == 4 and not any(key in everything for key in keys)
 
 
-def test_predictions_are_not_for_the_server() -> None:
-    with sealed_grid(trust_server=False) as grid:
+def test_predictions_are_for_the_server_if_the_node_says_so() -> None:
+    with sealed_grid(policy=NodePolicy(report_predictions="none")) as grid:
         made = strategy()
         made.start(grid, num_rounds=1)
-        with pytest.raises(PartyError, match=r"predictions.*trust-server") as caught:
+        with pytest.raises(PartyError, match="report-predictions") as caught:
             made.predict("test")
         assert caught.value.party == "label"
     found = []
@@ -297,6 +306,40 @@ def test_defense_and_meter_run_at_the_label_party() -> None:
         result = made.start(grid, num_rounds=1)
     parties = {each.party for each in result.records if each.attack == "norm"}
     assert parties == {"passive-1", "passive-2"}
+
+
+def test_a_node_may_require_encryption() -> None:
+    """A server that leaves it out is refused, and can do nothing with the session."""
+    with sealed_grid(policy=NodePolicy(require_sealed=True)) as grid:
+        strategy().start(grid, num_rounds=1)
+    with sealed_grid(policy=NodePolicy(require_sealed=True)) as grid:
+        with pytest.raises(PartyError, match="require-sealed") as caught:
+            strategy(sealed=False).start(grid, num_rounds=1)
+        assert caught.value.party == "label"
+        content = Content(step=1, epoch=1)
+        reply = next(
+            iter(grid.send_and_receive([request(Verb.FORWARD, 2, 99, content)]))
+        )
+        assert "before the run was configured" in read(reply).text("error")
+
+
+def test_keys_and_pins_of_the_node_configs(unsealed: Outcome, tmp_path: Path) -> None:
+    keys = {name: write_key(tmp_path / f"{name}.key") for name in NAMES}
+    pins = tmp_path / "pins.toml"
+    lines = [f'{name} = "{key_text(key.public)}"' for name, key in keys.items()]
+    pins.write_text("\n".join(lines))
+    nodes = [
+        {
+            "partition-id": number,
+            "alignment-key": str(tmp_path / f"{name}.key"),
+            "alignment-pins": str(pins),
+            "require-sealed": True,
+        }
+        for number, name in enumerate(NAMES)
+    ]
+    app = vertical_client_app(make_passive, make_label)
+    grid = StatelessGrid(app, nodes, {"state-dir": str(tmp_path / "state")})
+    assert_equal(outcome(grid, tmp_path / "state"), unsealed)
 
 
 def test_without_pins_the_server_must_be_trusted() -> None:

@@ -17,6 +17,7 @@ from flower_vfl import (
     CrossEntropy,
     InProcessGrid,
     LabelParty,
+    NodePolicy,
     vertical_client_app,
 )
 from flower_vfl.alignment import AlignmentSettings, Identity
@@ -60,7 +61,9 @@ def make_label(context: Context, **options: Any) -> LabelParty:
 
 
 def sealed_app(
-    settings: Mapping[str, AlignmentSettings] | None = None, **options: Any
+    settings: Mapping[str, AlignmentSettings] | None = None,
+    policy: NodePolicy | None = None,
+    **options: Any,
 ) -> ClientApp:
     """Return an app of three parties that have pinned each other's keys."""
     own = settings or pinned()
@@ -68,6 +71,7 @@ def sealed_app(
         make_passive,
         lambda context: make_label(context, **options),
         alignment=lambda context: own[node_name(context)],
+        policy=lambda context: policy or NodePolicy(),
     )
 
 
