@@ -50,6 +50,7 @@ _SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
 # As often may one party make a run go back: each time it sees other noise on gradients
 # of the same rows, whose mean tells more than one of them.
 _PARTY_REWINDS = 10
+_REMEDY = "Run one version of flower-vfl at every party"
 
 
 class Training:
@@ -156,6 +157,7 @@ class Training:
             asked.config["late"] = True
         reply = self.messenger.ask(Verb.TRAIN_STEP, {label: asked}, step)[label]
 
+        self._check_answer(reply, step)
         gradients, measured = reply.arrays, reply.measured
         if not self.defender.idle:
             defending = time.perf_counter()
@@ -188,6 +190,15 @@ class Training:
         if leakage is not None and leakage.action == "stop":
             leaking = [each.party for each in measured if each.metric == LIMIT]
         return reply.metrics.get("loss", math.nan), leaking
+
+    def _check_answer(self, reply: Content, step: int) -> None:
+        """Refuse a step without its rows, or without a gradient, unless withheld."""
+        withheld = reply.config.get("withheld")
+        known = {*reply.arrays, *(withheld if isinstance(withheld, list) else ())}
+        missing = self.participants.passive.keys() - known
+        if missing or "rows" not in reply.metrics:
+            problem = f"its reply lacks its rows or gradients of {sorted(missing)}"
+            raise PartyError(self.participants.label.name, problem, _REMEDY, step)
 
     def _track(
         self, step: int, metrics: Mapping[str, float], measured: Iterable[Measurement]
@@ -230,8 +241,7 @@ class Training:
             if name in reply.arrays:
                 embeddings[name] = reply.arrays[name]
             elif step is not None:
-                remedy = "Run one version of flower-vfl at every party"
-                raise PartyError(name, "its reply has no embedding", remedy, step)
+                raise PartyError(name, "its reply has no embedding", _REMEDY, step)
         return embeddings
 
     def _tell_passive(self, verb: Verb, **config: str) -> None:

@@ -319,8 +319,10 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
         result = party.train_step(*at, embeddings, **late)
         arrays = seals.answers(result.gradients, TRAINING, content.step)
     metrics, policy = {**result.metrics, "loss": result.loss}, session.policy
+    withheld = [name for name in content.arrays if name not in arrays]
     return Content(
-        arrays=arrays,
+        {"withheld": withheld} if withheld else {},
+        arrays,
         metrics={**reported(metrics, policy.report_loss), "rows": float(result.rows)},
         labels=TensorArray(result.labels) if wants_labels else None,
         measured=policy.measured(result.measured),
