@@ -237,10 +237,14 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     party = session.party
     session.policy.check_run(party.name, config)
     seals, reply = begin_exchange(session, content, config, context)
-    party.configure(config)
+    try:
+        party.configure(config)
+        schedule = party.configured()
+        session.policy.check_batches(party.name, schedule)
+    except Exception:
+        party.schedule = None  # no step of a run that was refused
+        raise
     session.config, session.seals = config, seals
-    schedule = party.configured()
-    session.policy.check_batches(party.name, schedule)
     reply.config.update({split: schedule.size(split) for split in SPLITS})
     return reply
 

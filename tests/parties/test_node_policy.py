@@ -22,7 +22,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.parties.node_policy import reported
-from flower_vfl.protocol.messages import Content, TensorArray, Verb
+from flower_vfl.protocol.messages import Content, TensorArray, Verb, read, request
 from flower_vfl.strategies import EarlyStopping, VerticalStrategy
 
 ROWS, WIDTH = 400, 4
@@ -94,6 +94,16 @@ def test_a_server_that_asks_row_by_row() -> None:
         losses_of_single_rows({"min-learning-rate": 0.0})
     with pytest.raises(KeyError, match="loss"):
         losses_of_single_rows({"min-learning-rate": 0.0, "min-batch": 1})
+
+
+def test_a_run_that_was_refused_cannot_go_on() -> None:
+    nodes = grid()
+    with pytest.raises(PartyError, match="min-batch"):
+        strategy(batch_size=1).connect(nodes)
+    zeros = {"shop": TensorArray(torch.zeros(1, WIDTH))}
+    asked = request(Verb.TRAIN_STEP, 1, 99, Content(arrays=zeros, step=1, epoch=1))
+    reply = read(next(iter(nodes.send_and_receive([asked]))))
+    assert "before the run was configured" in reply.text("error")
 
 
 def test_the_last_batch_of_an_epoch_counts() -> None:
