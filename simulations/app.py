@@ -39,6 +39,7 @@ from flower_vfl.strategies import (
     build_tracker,
 )
 from flower_vfl.strategies.alignment import NONE
+from flower_vfl.strategies.node_table import read_node_table
 
 from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
 from .capture import check_capture
@@ -69,7 +70,6 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     rows = load_rows(config, index, None if file is None else str(file))
     store = open_store(context, node_name(context))
     if isinstance(store, DirectoryStore):
-        store.folder.mkdir(parents=True, exist_ok=True)
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
         known = {
             "fit": fit,
@@ -77,7 +77,7 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
             "task": rows.task,
             "classes": list(rows.classes),
         }
-        (store.folder / FIT_FILE).write_text(json.dumps(known))
+        store.write(FIT_FILE, json.dumps(known).encode())
     return config, rows
 
 
@@ -128,6 +128,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         early_stopping=stopping,
         leakage=leakage_of(config),
         parties=config.parties + 1,
+        nodes=read_node_table(Path(config.nodes)) if config.nodes else None,
         threads=config.threads,
         progress=progress,
         trackers=trackers_of(config),

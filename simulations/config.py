@@ -143,6 +143,12 @@ class RunConfig:
     defense_at: str = setting(
         "strategy", "Where the defense runs: strategy or label.", DEFENSE
     )
+    nodes: str = setting(
+        "",
+        "A TOML file at the server that binds names and roles to registered nodes: "
+        'bank = "label KEY", one line per party.',
+        DEFENSE,
+    )
     sealed: bool = setting(
         False,
         "Encrypt embeddings and gradients between the parties, so that the server "

@@ -20,6 +20,7 @@ from flower_vfl.randomness import derive_seed
 
 from .alignment import Aligner, Alignment
 from .messenger import Messenger
+from .node_table import NodeTable, check_nodes
 
 RESERVED = "strategy"
 
@@ -47,6 +48,7 @@ def setup(
     alignment: Alignment | None = None,
     reuse: bool = False,
     progress: bool | None = None,
+    nodes: NodeTable | None = None,
 ) -> Participants:
     """Greet every node, align ids if asked to, and configure all parties."""
     key = secrets.token_bytes(32)
@@ -56,7 +58,9 @@ def setup(
         greeting["weights"] = f"{derive_seed('weights', config.noise_seed):x}"
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
-    label, passive = _assign_roles(_greet(messenger, greeting))
+    found = _greet(messenger, greeting)
+    check_nodes(nodes or {}, found, messenger.nodes, messenger.grid.get_nodes())
+    label, passive = _assign_roles(found)
     if alignment:
         every = [label, *passive.values()]
         ring = [each.name for each in every]
@@ -127,7 +131,11 @@ def _greet(
                 f"server version {VERSION}",
                 "Install the same flower-vfl everywhere",
             )
-        description = PartyDescription.from_record(reply.config)
+        try:
+            description = PartyDescription.from_record(reply.config)
+        except ConfigError as error:
+            remedy = "Run one version of flower-vfl at every party"
+            raise PartyError(working_name, str(error), remedy) from error
         if description.name == RESERVED:
             raise PartyError(
                 description.name,

@@ -25,6 +25,7 @@ from flower_vfl.strategies.defenses.placement import Defense, DefenseLike
 from .alignment import Alignment
 from .checkpoints import Checkpoints
 from .messenger import Messenger
+from .node_table import check_table
 from .serving import serve
 from .setup import Participants, setup
 from .state import EvaluateFunction, VerticalResult
@@ -72,6 +73,11 @@ class VerticalStrategy(Strategy):
         When and where the run is saved.
     parties : int | None (default: None)
         Number of parties to wait for, the label party included.
+    nodes : Mapping[str, str] | None (default: None)
+        Which registered node may be which party, in a deployment: for every party its
+        role and the name or the public key under which the SuperLink knows its node,
+        as in ``{"bank": "label bank-node", "shop": "passive shop-node"}``. Without it
+        every node names itself.
     retries : int (default: 1)
         How often a request without a reply is sent again.
     threads : int (default: 0)
@@ -122,6 +128,7 @@ class VerticalStrategy(Strategy):
         sealed: bool = False,
         checkpoints: Checkpoints | None = None,
         parties: int | None = None,
+        nodes: Mapping[str, str] | None = None,
         retries: int = 1,
         threads: int = 0,
         evaluation_rows: int = 8192,
@@ -160,6 +167,8 @@ class VerticalStrategy(Strategy):
             _check_sealed(self.defense, leakage)
         self.checkpoints = checkpoints or Checkpoints()
         self.parties = parties
+        self.nodes = dict(nodes or {})
+        check_table(self.nodes)
         self.retries = retries
         self.threads = threads
         self.evaluation_rows = evaluation_rows
@@ -282,6 +291,7 @@ class VerticalStrategy(Strategy):
             alignment=self.alignment,
             reuse=reuse,
             progress=self.progress,
+            nodes=self.nodes,
         )
 
     def _config(self) -> TrainingConfig:

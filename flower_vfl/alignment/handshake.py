@@ -67,6 +67,7 @@ class Handshake:
         self._member = Member(
             kind(name, config.ring, ids, group, session, config.padding)
         )
+        own.check(name, config.padding, config.ring[0])
         rows = max(1, config.chunk_bytes // group.size)
         self._chunk_bytes = rows * group.size + TAG_BYTES
         self._codec = ChunkCodec(self._channel, group, rows)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, unknown_name
 
 from .channel import Identity
 from .ids import Normaliser
@@ -42,6 +42,11 @@ class AlignmentSettings:
     methods : tuple[str, ...] (default: ("psu", "psi"))
         Methods that the party takes part in. In an intersection every party learns
         which of its ids all others have; ``("psu",)`` refuses that.
+    min_padding : int (default: 0)
+        Least number of dummy ids of each party that it takes part with.
+    merging : tuple[str, ...] (default: ())
+        Parties that may merge the lists; empty for any. A merging party that deviates
+        can learn who is shared, and nobody notices.
 
     Examples
     --------
@@ -56,6 +61,8 @@ class AlignmentSettings:
     trust_server: bool = False
     normalise: Normaliser | str | None = None
     methods: tuple[str, ...] = tuple(METHODS)
+    min_padding: int = 0
+    merging: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse unknown methods."""
@@ -67,14 +74,31 @@ class AlignmentSettings:
     def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:
         """Return the settings in a node config."""
         key, pins = config.get("alignment-key"), config.get("alignment-pins")
-        given = str(config.get("alignment-methods") or ",".join(METHODS))
+        padding = config.get("min-padding", 0)
+        if isinstance(padding, bool) or not isinstance(padding, int):
+            raise ConfigError(f"min-padding must be a whole number, got '{padding}'")
         return cls(
             None if not key else read_key(Path(str(key))),
             None if not pins else read_pins(str(pins)),
             trusts_server(config) or False,
             str(config.get("alignment-normalise") or "") or None,
-            tuple(name.strip() for name in given.split(",")),
+            _names(config, "alignment-methods") or tuple(METHODS),
+            padding,
+            _names(config, "merging-party"),
         )
+
+    def check(self, name: str, padding: int, merging: str) -> None:
+        """Refuse an alignment with too few dummy ids or another merging party."""
+        if padding < self.min_padding:
+            problem = f"takes part with {self.min_padding} dummy ids or more"
+            remedy = f"Set padding={self.min_padding}, or min-padding of that node"
+            raise PartyError(name, f"{problem}, not with {padding}", remedy)
+        if self.merging and merging not in self.merging:
+            problem = f"does not let '{merging}' merge the lists"
+            remedy = (
+                "The first party of the ring merges; see merging-party of that node"
+            )
+            raise PartyError(name, problem, remedy)
 
     def pins_of_others(self, name: str) -> dict[str, bytes] | None:
         """Return the pins of all but the named party, after a check of its own."""
@@ -84,6 +108,12 @@ class AlignmentSettings:
         if mine is not None and identity is not None and mine != identity.public:
             raise ConfigError(f"the key that is pinned for '{name}' is not its own key")
         return {other: key for other, key in self.pins.items() if other != name}
+
+
+def _names(config: Mapping[str, object], key: str) -> tuple[str, ...]:
+    """Return the names in an entry of a node config."""
+    given = str(config.get(key) or "")
+    return tuple(name.strip() for name in given.split(",") if name.strip())
 
 
 def trusts_server(config: Mapping[str, object]) -> bool | None:

@@ -77,6 +77,20 @@ def check_tag(tag: str) -> str:
     return tag
 
 
+def write_private(target: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; a crash leaves the old or the new."""
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 class DirectoryStore:
     """Checkpoints as files, written so that a crash leaves the old or the new one."""
 
@@ -85,20 +99,15 @@ class DirectoryStore:
 
     def save(self, tag: str, state: dict[str, Any]) -> None:
         """Keep a state under a tag."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"{check_tag(tag)}.pt"
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(to_bytes(state))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        self.write(f"{check_tag(tag)}.pt", to_bytes(state))
         for old in outdated(self.tags(), tag):
             (self.folder / f"{old}.pt").unlink(missing_ok=True)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that nobody else can read, in a folder of that kind."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        write_private(self.folder / name, content)
 
     def load(self, tag: str) -> dict[str, Any]:
         """Return the state of a tag."""

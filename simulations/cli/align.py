@@ -26,6 +26,7 @@ from flower_vfl.alignment import (
 from flower_vfl.alignment.handshake import Handshake
 from flower_vfl.alignment.keys import key_text, write_key
 from flower_vfl.errors import ConfigError
+from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.datasets import read_party_file
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
@@ -85,7 +86,8 @@ def align(
         target = (out_dir or path.parent) / f"{name}.aligned.csv"
         target.parent.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame({column: ids[name], "row": found[name].positions})
-        table[table["row"] >= 0].to_csv(target, index=False)
+        held = table[table["row"] >= 0].to_csv(index=False)
+        write_private(target, held.encode())
         written[name] = str(target)
     document = {
         "method": method,

@@ -9,7 +9,7 @@ import pytest
 
 from flower_vfl.alignment import AlignmentSettings, Identity
 from flower_vfl.alignment.keys import key_text, read_key, read_pins, write_key
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, PartyError
 
 ONE, TWO = Identity(b"1" * 32).public, Identity(b"2" * 32).public
 
@@ -120,3 +120,15 @@ def test_settings_of_a_node_config(tmp_path: Path) -> None:
 def test_wrong_settings(config: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         AlignmentSettings.from_node(config)
+
+
+def test_a_party_may_ask_for_padding_and_choose_who_merges() -> None:
+    config = {"min-padding": 100, "merging-party": "bank, mill"}
+    own = AlignmentSettings.from_node(config)
+    own.check("shop", 100, "mill")
+    with pytest.raises(PartyError, match=r"100 dummy ids or more, not with 99"):
+        own.check("shop", 99, "bank")
+    with pytest.raises(PartyError, match=r"does not let 'shop' merge"):
+        own.check("mill", 100, "shop")
+    with pytest.raises(ConfigError, match="min-padding must be a whole number"):
+        AlignmentSettings.from_node({"min-padding": "100"})

@@ -116,3 +116,12 @@ def test_the_nodes_own_folder_comes_before_that_of_the_run(tmp_path: Path) -> No
     assert open_store(own, "a").folder == tmp_path / "own" / "a"  # type: ignore[attr-defined]
     shared = Context(1, 1, {}, RecordDict(), run)
     assert open_store(shared, "a").folder == tmp_path / "run" / "a"  # type: ignore[attr-defined]
+
+
+def test_only_its_owner_reads_what_a_party_keeps(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "party")
+    store.save("step-1", {"step": 1})
+    store.write("data.json", b"{}")
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+    for path in store.folder.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600

@@ -96,6 +96,11 @@ class NodeSession:
         self, app: ClientApp, context: Context, offer: SessionOffer, executor: Executor
     ) -> None:
         host, _ = split_address(offer.address)
+        if context.node_config.get("require-tls") and not offer.certificate:
+            raise ConfigError(
+                f"the grid at {offer.address} has no certificate, and this node wants "
+                "one (require-tls): give the ResidentGrid a certificate"
+            )
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
             raise ConfigError(
                 f"refusing plaintext to {offer.address}: it is not this machine. Give "
