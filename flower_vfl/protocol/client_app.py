@@ -39,7 +39,7 @@ from .messages import (
     Verb,
     error_content,
     read,
-    to_tensor,
+    to_floats,
 )
 from .probing import probe, refuse_probe
 from .replay import (
@@ -271,7 +271,7 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
         refuse_probe(party.name, content)
         gradient = session.seals.answered(array, TRAINING, step)
     else:
-        gradient = None if array is None else to_tensor(array)
+        gradient = None if array is None else to_floats(array)
     if "probe" in content.config:
         return Content(measured=probe(party, step, gradient, content))
     party.backward(step, gradient)

@@ -90,6 +90,11 @@ class PartyDescription:
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the description that :meth:`to_record` wrote."""
         given = _entries(cls, record)
+        for name, value in given.items():
+            wanted: type = {"rows": int, "checkpoints": list}.get(name, str)
+            texts = value if isinstance(value, list) else []
+            if type(value) is not wanted or not all(isinstance(t, str) for t in texts):
+                raise ConfigError(f"message entry '{name}' is of the wrong type")
         given["shape"] = _read_shape(given["shape"])
         given["checkpoints"] = tuple(given["checkpoints"])
         return cls(**given)

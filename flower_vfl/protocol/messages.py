@@ -118,9 +118,7 @@ class Content:
         tensors = {}
         for name, array in self.arrays.items():
             try:
-                tensors[name] = tensor = to_tensor(array)
-                if not tensor.is_floating_point():
-                    raise ConfigError(f"its numbers are {tensor.dtype}, not floats")
+                tensors[name] = to_floats(array)
             except ConfigError as error:
                 remedy = "Run one version of flower-vfl at every party"
                 raise PartyError(name, str(error), remedy) from error
@@ -300,6 +298,14 @@ def from_npy(data: bytes) -> Tensor:
     dtype, shape = _read_header(data[:size])
     flat = np.frombuffer(data, dtype, offset=size)
     return torch.from_numpy(flat.reshape(shape).copy())
+
+
+def to_floats(array: Array) -> Tensor:
+    """Return an embedding or a gradient as a tensor."""
+    tensor = to_tensor(array)
+    if not tensor.is_floating_point():
+        raise ConfigError(f"an array of {tensor.dtype} came instead of floats")
+    return tensor
 
 
 def _read_npy(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
