@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
 _SESSION_BYTES = 16  # least length of a session's name
+_MAX_PADDING = 1 << 22  # dummy ids, which every party keeps in memory
 
 
 class Stage(StrEnum):
@@ -93,6 +94,8 @@ class HandshakeConfig:
             raise unknown_name("group", self.group, GROUPS)
         if len(self.session) < _SESSION_BYTES:
             raise ConfigError("an alignment session needs a random name of 16 bytes")
+        if not 0 <= self.padding <= _MAX_PADDING or self.chunk_bytes < 1:
+            raise ConfigError("the padding or the chunk size is out of range")
 
     def agreed(self) -> bytes:
         """Return the settings that must be equal at all parties."""

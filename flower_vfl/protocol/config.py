@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, cast
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.metrics import MAIN_METRIC
 
 Role = Literal["passive", "label"]
 Shape = tuple[int, ...]
@@ -95,6 +96,10 @@ class PartyDescription:
             texts = value if isinstance(value, list) else []
             if type(value) is not wanted or not all(isinstance(t, str) for t in texts):
                 raise ConfigError(f"message entry '{name}' is of the wrong type")
+        role, task = given["role"], given["task"]
+        known = {"label": [*MAIN_METRIC], "passive": [""]}
+        if task not in known.get(role, ()):
+            raise ConfigError(f"no party has the role '{role}' and the task '{task}'")
         given["shape"] = _read_shape(given["shape"])
         given["checkpoints"] = tuple(given["checkpoints"])
         return cls(**given)

@@ -183,6 +183,8 @@ def test_configs_that_are_refused() -> None:
         ({"method": "none"}, "unknown alignment method 'none'"),
         ({"group": "x25519"}, "unknown group 'x25519'"),
         ({"session": b"short"}, "needs a random name"),
+        ({"padding": 1 << 40}, "padding or the chunk size is out of range"),
+        ({"chunk_bytes": 0}, "padding or the chunk size is out of range"),
     ):
         with pytest.raises(ConfigError, match=problem):
             replace(good, **change)  # type: ignore[arg-type]

@@ -182,6 +182,27 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"name": ["x"]},
+        {"rows": "9"},
+        {"rows": True},
+        {"checkpoints": "best"},
+        {"checkpoints": [1]},
+        {"shape": "3x-1"},
+        {"role": "other"},
+        {"role": "passive"},
+        {"task": ""},
+    ],
+)
+def test_descriptions_that_are_refused(change: dict[str, Any]) -> None:
+    good = PartyDescription("x", "label", 9, (), "binary").to_record()
+    assert PartyDescription.from_record(good).rows == 9
+    with pytest.raises(ConfigError):
+        PartyDescription.from_record({**good, **change})
+
+
+@pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
         (PartyError("a", "p", "r", 4), PartyError, "party 'a', step 4: p. r"),

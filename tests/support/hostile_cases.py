@@ -131,14 +131,17 @@ class CutGrid(ResidentGrid):
             server.condition.wait_for(lambda: any(s.is_expected for s in sessions), 5)
 
 
-def train(grid: CutGrid, epochs: int = 2) -> dict[str, Any]:
+def train(
+    grid: CutGrid, epochs: int = 2, timeout: float = 60.0, close: bool = True
+) -> dict[str, Any]:
     """Let all nodes join, train, and return the state of each party."""
     start = time.monotonic()
     grid.open()
     grid.joined.append(time.monotonic() - start)
     repeatable = Defense((), noise_seed=7)
     strategy = VerticalStrategy(batch_size=16, progress=False, defense=repeatable)
-    strategy.start(grid, num_rounds=epochs)
+    strategy.start(grid, num_rounds=epochs, timeout=timeout)
     states = {name: p.state_dict() for name, p in grid.inner.parties().items()}
-    grid.close()
+    if close:
+        grid.close()
     return states
