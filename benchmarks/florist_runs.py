@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from flower_vfl import CrossEntropy, Imputation, LabelParty, PassiveParty, in_process
 from flower_vfl.leakage.attacks import leak_auc
 from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.parties.base import LabelStep
 from flower_vfl.parties.imputation.row_index import RowIndex
-from flower_vfl.parties.label import LabelStep
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models import build_bottom, build_top

@@ -94,10 +94,12 @@ class Noise:
         """
         count = math.prod(shape)
         pairs = (count + 1) // 2
-        drawn = self.signed(2 * pairs, dtype)
-        smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
-        radius = drawn[:pairs].abs_().clamp_min_(smallest).log_().mul_(-2.0).sqrt_()
-        angle = drawn[pairs:].mul_(math.pi)
+        bits = torch.finfo(dtype).bits
+        whole = self.integers(2 * pairs, torch.int32 if bits == 32 else torch.int64)
+        drawn = whole.to(dtype).mul_(2.0 ** (1 - bits))  # from -1 to 1
+        # The logarithm of 0 is infinite, so 0 becomes half of the smallest step.
+        uniform = drawn[:pairs].abs_().clamp_min_(2.0**-bits)
+        radius, angle = uniform.log_().mul_(-2.0).sqrt_(), drawn[pairs:].mul_(math.pi)
         found = torch.empty_like(drawn)
         torch.mul(radius, torch.cos(angle), out=found[:pairs])
         torch.mul(radius, torch.sin(angle), out=found[pairs:])
@@ -132,16 +134,14 @@ class Noise:
 
 def derive_key(key: int, *parts: int | str | bytes) -> bytes:
     """Return a key of 32 bytes that depends on a secret key and on every part."""
-    text = b"".join(_tagged(part) for part in parts)
+    # Type and length before each part: no two lists of parts are one text.
+    text = b""
+    for part in parts:
+        raw = part if isinstance(part, bytes) else str(part).encode()
+        text += f"{type(part).__name__}:{len(raw)}:".encode() + raw
     return hashlib.blake2b(
         text, key=key.to_bytes(32, "big"), digest_size=32, person=b"flower-vfl noise"
     ).digest()
-
-
-def _tagged(part: int | str | bytes) -> bytes:
-    """Return a part with its type and length, so that no two lists are one text."""
-    raw = part if isinstance(part, bytes) else str(part).encode()
-    return f"{type(part).__name__}:{len(raw)}:".encode() + raw
 
 
 def tensor_digest(tensor: Tensor, key: int, *parts: int | str) -> bytes:

@@ -26,11 +26,6 @@ def to_rows(gradient: Tensor) -> Tensor:
     return rows.float() if half else rows
 
 
-def within_range(low: float, high: float) -> bool:
-    """Return whether squares of single-precision norms neither vanish nor overflow."""
-    return low >= 1e-15 and high <= 1e15
-
-
 def row_norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norm of every row, also of very small and large ones.
 
@@ -38,7 +33,10 @@ def row_norms(rows: Tensor) -> Tensor:
     only where squares may have vanished or overflowed. Then they are doubles.
     """
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    if not rows.numel() or within_range(*(float(end) for end in torch.aminmax(norms))):
+    if not rows.numel():
+        return norms
+    low, high = (float(end) for end in torch.aminmax(norms))
+    if low >= 1e-15 and high <= 1e15:  # squares neither vanished nor overflowed
         return norms
     if rows.dtype != torch.float64:
         wide: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -157,7 +157,12 @@ class Training:
             asked.config["late"] = True
         reply = self.messenger.ask(Verb.TRAIN_STEP, {label: asked}, step)[label]
 
-        self._check_answer(reply, step)
+        withheld = reply.config.get("withheld")
+        known = {*reply.arrays, *(withheld if isinstance(withheld, list) else ())}
+        missing = self.participants.passive.keys() - known
+        if missing or "rows" not in reply.metrics:
+            problem = f"its reply lacks its rows or gradients of {sorted(missing)}"
+            raise PartyError(label, problem, _REMEDY, step)
         gradients, measured = reply.arrays, reply.measured
         if not self.defender.idle:
             defending = time.perf_counter()
@@ -190,15 +195,6 @@ class Training:
         if leakage is not None and leakage.action == "stop":
             leaking = [each.party for each in measured if each.metric == LIMIT]
         return reply.metrics.get("loss", math.nan), leaking
-
-    def _check_answer(self, reply: Content, step: int) -> None:
-        """Refuse a step without its rows, or without a gradient, unless withheld."""
-        withheld = reply.config.get("withheld")
-        known = {*reply.arrays, *(withheld if isinstance(withheld, list) else ())}
-        missing = self.participants.passive.keys() - known
-        if missing or "rows" not in reply.metrics:
-            problem = f"its reply lacks its rows or gradients of {sorted(missing)}"
-            raise PartyError(self.participants.label.name, problem, _REMEDY, step)
 
     def _track(
         self, step: int, metrics: Mapping[str, float], measured: Iterable[Measurement]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.objectives import OptimizerFactory
+from flower_vfl.objectives import OptimizerFactory, clear_gradients
 from flower_vfl.parties.imputation.feature_imputer import FeatureImputer
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Role, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, RandomState, derive_seed
+from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 
 from .device import resolve_device
@@ -48,6 +50,18 @@ def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
         rows = [len(tensor) for tensor in tensors]
         raise ConfigError(f"the parts of the features have different rows: {rows}")
     return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
+
+
+@dataclass
+class LabelStep:
+    """One training step: the gradients that leave, without those that were withheld."""
+
+    gradients: dict[str, Tensor]
+    loss: float
+    rows: int
+    metrics: dict[str, float]
+    labels: Tensor
+    measured: list[Measurement]
 
 
 class Party(ABC):
@@ -138,6 +152,14 @@ class Party(ABC):
     def optimizers(self) -> list[Optimizer]:
         """Return every optimizer of this party."""
         return [self.optimizer] if self.optimizer is not None else []
+
+    def descend(self, output: Tensor, gradient: Tensor) -> None:
+        """Train what this party optimises on the gradient of its output."""
+        if self.optimizer is not None:
+            clear_gradients(self.optimizer)
+        output.backward(gradient)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of every optimizer; 0 leaves them alone."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
-from flower_vfl.objectives import Task
+from flower_vfl.objectives import Objective, Task
 from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.randomness import draw_secret
 from flower_vfl.transform import Defender, GradientTransform
 
 DefenseFactory = Callable[[str], GradientTransform]
@@ -24,7 +25,21 @@ class DefensePolicy:
         self._own = [] if own is None else [own]
         self._build = build
 
-    def defender(
+    def prepare(
+        self,
+        config: TrainingConfig,
+        name: str,
+        objective: Objective,
+        trust_server: bool,
+    ) -> tuple[Defender, int]:
+        """Return the defender of a run, and the key of all that hides labels."""
+        known = config.noise_seed if trust_server else ""
+        key = int(known, 16) if known else draw_secret()
+        found = self._defender(config, name, objective.task, trust_server, key)
+        protects = config.defended or found.transforms or objective.hides
+        return found, key if protects else 0
+
+    def _defender(
         self,
         config: TrainingConfig,
         name: str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,31 +13,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.objectives import Objective, OptimizerFactory, Outcome, clear_gradients
+from flower_vfl.objectives import Objective, OptimizerFactory, Outcome
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
 from flower_vfl.parties.imputation.settings import Imputation
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
-from flower_vfl.randomness import Noise, draw_secret, tensor_digest
+from flower_vfl.randomness import Noise, tensor_digest
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 from flower_vfl.transform import Defender, GradientTransform, Seen
 
 from .aggregation import LINEAR, Aggregation, try_shapes
-from .base import ArrayLike, Features, Party, as_tensors, default_optimizer
+from .base import (
+    ArrayLike,
+    Features,
+    LabelStep,
+    Party,
+    as_tensors,
+    default_optimizer,
+)
 from .defense_policy import DefenseFactory, DefensePolicy
 from .evaluation import Evaluation
-
-
-@dataclass
-class LabelStep:
-    """One training step: the gradients that leave, without those that were withheld."""
-
-    gradients: dict[str, Tensor]
-    loss: float
-    rows: int
-    metrics: dict[str, float]
-    labels: Tensor
-    measured: list[Measurement]
 
 
 class LabelParty(Party):
@@ -174,14 +168,8 @@ class LabelParty(Party):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
-        task, trust = self.objective.task, self.trust_server
-        self.secret = draw_secret()
-        if trust and config.noise_seed:
-            self.secret = int(config.noise_seed, 16)
-        given = config, self.name, task, trust, self.secret
-        self.defender = self._policy.defender(*given)
-        protects = config.defended or self.defender.transforms or self.objective.hides
-        self.secret = self.secret if protects else 0  # nothing is drawn from it
+        given = config, self.name, self.objective, self.trust_server
+        self.defender, self.secret = self._policy.prepare(*given)
         super().configure(config)
         training = self.configured().rows("train")
         if self._labels is not None and len(training):
@@ -189,17 +177,15 @@ class LabelParty(Party):
             self._label_imputer.fit(self._labels, training, *settings)
             known, _ = self._label_imputer.labelled(training)
             self.objective.prepare(self.features, self._labels, known)
-        shapes, own_shape = dict(config.parties), self.probe_shape()
-        if own_shape:
-            shapes = {self.name: own_shape, **shapes}
+        own = self.probe_shape()
+        shapes = ({self.name: own} if own else {}) | dict(config.parties)
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
 
     def training_seed(self, config: TrainingConfig) -> int | Noise:
         """Return what dropout and the like are drawn from."""
-        if self.secret:
-            return Noise(self.secret, "training")
-        return super().training_seed(config)
+        known = super().training_seed(config)
+        return Noise(self.secret, "training") if self.secret else known
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this party's own optimizer."""
@@ -237,6 +223,8 @@ class LabelParty(Party):
                 self.objective.rows = rows
             else:
                 labels = self._impute(rows, step, own + parts)
+            if self.objective.hides:
+                self.objective.noise = self._noise(step, parts)
             if self._joiner.name in LINEAR:
                 outcome, gradients = self._train_linear(own, parts, labels.used)
             else:
@@ -259,8 +247,8 @@ class LabelParty(Party):
             leaving, measured = self.defender.defend(
                 *given, real=labels.real, seen=seen, late=late
             )
-        metrics = outcome.metrics
-        return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
+        given = leaving, loss, len(rows), outcome.metrics, labels.classes, measured
+        return LabelStep(*given)
 
     def _impute(self, rows: Tensor, step: int, parts: list[Tensor]) -> BatchLabels:
         """Return the labels of a batch of aligned rows; some may be missing."""
@@ -285,7 +273,7 @@ class LabelParty(Party):
         """Train where the gradient of each part follows without autograd."""
         parts = own + received
         joined = LINEAR[self._joiner.name]([part.detach() for part in parts])
-        outcome = self._optimise(joined, labels)
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
         gradient = outcome.gradient
         if self._joiner.name == "concat":
             widths = [part.shape[1] for part in parts]
@@ -294,7 +282,7 @@ class LabelParty(Party):
             mean = self._joiner.name == "mean"
             gradients = [gradient / len(parts) if mean else gradient] * len(parts)
         if own and own[0].requires_grad:
-            self._descend(own[0], gradients[0])
+            self.descend(own[0], gradients[0])
         return outcome, gradients[len(own) :]
 
     def _train_module(
@@ -303,29 +291,17 @@ class LabelParty(Party):
         """Train where autograd finds the gradient of each part."""
         leaves = [part.detach().requires_grad_() for part in received]
         joined = self._joiner([*own, *leaves])
-        outcome = self._optimise(joined, labels)
-        self._descend(joined, outcome.gradient)
+        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
+        self.descend(joined, outcome.gradient)
         return outcome, [
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for leaf in leaves
         ]
 
-    def _optimise(self, joined: Tensor, labels: Tensor) -> Outcome:
-        """Train the objective on a joined embedding."""
-        if self.objective.hides:  # with other noise if the embedding is another one
-            digest = tensor_digest(joined, self.secret, "objective", self.step)
-            self.objective.noise = Noise(self.secret, "objective", self.step, digest)
-        outcome = self.objective.step(joined.detach().requires_grad_(), labels)
-        self.objective.noise = None
-        return outcome
-
-    def _descend(self, output: Tensor, gradient: Tensor) -> None:
-        """Train the own bottom model and the aggregation on an output's gradient."""
-        if self.optimizer is not None:
-            clear_gradients(self.optimizer)
-        output.backward(gradient)  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
-            self.optimizer.step()
+    def _noise(self, step: int, received: list[Tensor]) -> Noise:
+        """Return secret numbers for a step; others if it is repeated otherwise."""
+        digests = [tensor_digest(part, self.secret, step) for part in received]
+        return Noise(self.secret, "objective", step, *digests)
 
     def _set_training(self, training: bool) -> None:
         for module in (self.objective, self._joiner, self.model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -65,9 +65,12 @@ class NodePolicy:
     max_restores: int = 2**31
     require_sealed: bool = False
     require_tls: bool = False
+    reports_all: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse unknown ways to report."""
+        everything = self.report_loss == self.report_metrics == "all"
+        object.__setattr__(self, "reports_all", everything)
         for report in (self.report_loss, self.report_metrics, self.report_predictions):
             if report not in REPORTS:
                 raise unknown_name("way to report", report, REPORTS)
@@ -98,7 +101,7 @@ class NodePolicy:
             Whether what it does not set is as in :meth:`strict`.
         """
         policy, given = cls.strict() if strict else cls(), {}
-        for each in fields(cls):
+        for each in (each for each in fields(cls) if each.init):
             name = each.name.replace("_", "-")
             if name in config:
                 given[each.name] = _read(name, config[name], getattr(policy, each.name))

@@ -279,8 +279,8 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
 
 
 def _forward(session: Session, content: Content, context: Context) -> Content:
-    reply = _backward(session, content, context)
     party = _passive(session)
+    reply = _backward(session, content, context)
     at = content.step, content.epoch, content.index
     if "probe" in content.config:
         layers = Leakage.from_text(content.text("probe")).layers
@@ -322,14 +322,17 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
         embeddings = seals.embeddings(arrays, TRAINING, *at)
         result = party.train_step(*at, embeddings, **late)
         arrays = seals.answers(result.gradients, TRAINING, content.step)
-    metrics, policy = {**result.metrics, "loss": result.loss}, session.policy
+    metrics, measured = {**result.metrics, "loss": result.loss}, result.measured
+    if not session.policy.reports_all:
+        metrics = reported(metrics, session.policy.report_loss)
+        measured = session.policy.measured(measured)
     withheld = [name for name in content.arrays if name not in arrays]
     return Content(
         {"withheld": withheld} if withheld else {},
         arrays,
-        metrics={**reported(metrics, policy.report_loss), "rows": float(result.rows)},
+        metrics={**metrics, "rows": float(result.rows)},
         labels=TensorArray(result.labels) if wants_labels else None,
-        measured=policy.measured(result.measured),
+        measured=measured,
     )
 
 

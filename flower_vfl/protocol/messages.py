@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,6 @@ _KINDS: dict[str, type] = {
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
-R = TypeVar("R")
 
 
 class Verb(StrEnum):
@@ -126,21 +125,24 @@ class Content:
 
     def records(self) -> RecordDict:
         """Return the content as Flower records."""
-        # Every entry of a record costs a type check, so the numbers share one entry.
+        # Flower checks the type of every entry; what has it already goes past that.
         numbers = [self.turn, self.step, self.epoch, self.index, self.gradient_step]
         records: dict[str, Any] = {}
         if self.config or any(numbers) or not self.arrays:
             records[_CONFIG] = ConfigRecord(dict(self.config))
-            _set(records[_CONFIG], {_NUMBERS: numbers})
+            records[_CONFIG].__dict__["_data"][_NUMBERS] = numbers
         if self.arrays:
-            records[_ARRAYS] = _set(ArrayRecord(), dict(self.arrays))
+            records[_ARRAYS] = ArrayRecord()
+            records[_ARRAYS].__dict__["_data"].update(self.arrays)
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.measured:
             records[_MEASURED] = ConfigRecord(cast(Any, to_columns(self.measured)))
         if self.labels is not None:
-            records[_LABELS] = _set(ArrayRecord(), {"labels": self.labels})
-        return _set(RecordDict(), records)
+            records[_LABELS] = ArrayRecord({"labels": self.labels})
+        found = RecordDict()
+        found.__dict__["_data"].update(records)
+        return found
 
     def size(self) -> int:
         """Return the bytes of all arrays."""
@@ -317,12 +319,6 @@ def _read_npy(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
         raise ValueError(f"its bytes are of type {dtype} and shape {found}")
     flat = np.frombuffer(array.data, dtype, offset=file.tell())
     return flat.reshape(shape, order="F" if fortran else "C").copy()
-
-
-def _set(record: R, entries: dict[str, Any]) -> R:
-    """Put entries of a known type into a Flower record, past its type checks."""
-    record.__dict__["_data"].update(entries)
-    return record
 
 
 @lru_cache

@@ -252,9 +252,10 @@ def test_split_training_is_bit_equal_to_one_piece(name: str) -> None:
             joined = joined / len(parts)
             objective.rows = rows
             leaf = joined.detach().requires_grad_()
-            digest = tensor_digest(leaf, NOISE_SEED, "objective", step)
-            objective.noise = Noise(NOISE_SEED, "objective", step, digest)
             step += 1
+            received = [part.detach() for part in parts[len(own) :]]
+            digests = [tensor_digest(part, NOISE_SEED, step) for part in received]
+            objective.noise = Noise(NOISE_SEED, "objective", step, *digests)
             with stream:
                 gradient = objective.step(leaf, labels[rows]).gradient
             for optimizer in optimizers:
