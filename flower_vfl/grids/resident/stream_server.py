@@ -207,8 +207,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self._refusals.add(peer, _LEFT)
             raise
         except Exception as ex:  # gRPC raises several types when a stream breaks
-            problem = RefusedError(f"{_LEFT} ({ex})", retry=True)
-            await self._refuse(context, peer, problem)
+            left = RefusedError(f"{_LEFT} ({ex})", retry=True)
+            await self._refuse(context, peer, left)
         finally:
             self._waiting.remove(timeout)
 
