@@ -70,7 +70,7 @@ class Noise:
         """
         found = torch.zeros(count, dtype=dtype)
         if count:
-            raw = memoryview(found.numpy()).cast("B")
+            raw = found.numpy().data.cast("B")
             self._cipher.update_into(raw, raw)
         return found
 

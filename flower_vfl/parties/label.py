@@ -177,8 +177,8 @@ class LabelParty(Party):
             self._label_imputer.fit(self._labels, training, *settings)
             known, _ = self._label_imputer.labelled(training)
             self.objective.prepare(self.features, self._labels, known)
-        own = self.probe_shape()
-        shapes = ({self.name: own} if own else {}) | dict(config.parties)
+        shape = self.probe_shape()
+        shapes = ({self.name: shape} if shape else {}) | dict(config.parties)
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
 
@@ -247,8 +247,8 @@ class LabelParty(Party):
             leaving, measured = self.defender.defend(
                 *given, real=labels.real, seen=seen, late=late
             )
-        given = leaving, loss, len(rows), outcome.metrics, labels.classes, measured
-        return LabelStep(*given)
+        metrics = outcome.metrics
+        return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
 
     def _impute(self, rows: Tensor, step: int, parts: list[Tensor]) -> BatchLabels:
         """Return the labels of a batch of aligned rows; some may be missing."""

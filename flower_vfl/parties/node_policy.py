@@ -128,7 +128,14 @@ class NodePolicy:
         if rows and least < self.min_batch:
             last = " as the last one of an epoch" if size >= self.min_batch else ""
             what = f"to train on a batch of {least} rows{last} ({rows} in all)"
-            raise _refused(party, what, "min-batch")
+            fitting = (
+                other
+                for other in range(self.min_batch, rows + 1)
+                if (rows % other or other) >= self.min_batch
+            )
+            nearest = min(fitting, key=lambda other: abs(other - size), default=0)
+            hint = f" (a batch size of {nearest} would do)" if nearest else ""
+            raise _refused(party, what, "min-batch", hint)
 
     def check_evaluation(self, party: str, rows: int) -> None:
         """Refuse an evaluation, or predictions, of too few rows."""
@@ -167,11 +174,11 @@ def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:
     return {name: round(value, _DIGITS) for name, value in values.items()}
 
 
-def _refused(party: str, what: str, setting: str) -> PartyError:
+def _refused(party: str, what: str, setting: str, hint: str = "") -> PartyError:
     return PartyError(
         party,
         f"is asked {what}, which the policy of its node does not allow ({setting})",
-        f"Change the settings of the run, or {setting} in the config of this node",
+        f"Change the settings of the run{hint}, or {setting} in this node's config",
     )
 
 

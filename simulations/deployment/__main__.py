@@ -19,6 +19,7 @@ import typer
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.results import load_result
 
+from ..runtime.flower_runtime import write_settings
 from .cluster import ID_COLUMN, LABEL_COLUMN, Cluster, write_party_files
 
 
@@ -88,7 +89,10 @@ def run(folder: Path, dataset: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Start the deployment, train, stop it, and return the result document."""
     with Cluster(folder, write_party_files(folder, dataset), _say) as cluster:
         state, result = cluster.server / "state", cluster.server / "result"
-        places = {"state-dir": str(state), "out": str(result)}
+        table = folder / "nodes.toml"
+        roles = {name: f"{p.role} {name}" for name, p in cluster.parties.items()}
+        write_settings(table, roles)
+        places = {"state-dir": str(state), "out": str(result), "nodes": str(table)}
         run_id = cluster.submit(settings | places)
         _say(f"run {run_id} is submitted; the parties join, and training begins")
         cluster.follow(run_id, lambda line: _say(f"  {line}"))

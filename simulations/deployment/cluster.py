@@ -142,8 +142,12 @@ class Cluster:
             raise ConfigError(f"the SuperNode of '{name}' is running already")
         party = self.parties[name]
         node_config = self.folder / name / "node.toml"
-        values = {"role": party.role, "name": name, "data": str(party.data)}
+        values: dict[str, ConfigValue] = {"role": party.role, "name": name}
+        values["data"] = str(party.data)
         values["state-dir"] = str(self.state_dir(name))
+        if party.role == "label":  # a small table, and the server belongs to its owner
+            values |= {"report-loss": "all", "report-metrics": "all"}
+            values |= {"min-batch": 1, "min-evaluation": 1}
         write_settings(node_config, values)
         log = self._log_file(name)
         command = [

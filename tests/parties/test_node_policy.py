@@ -107,7 +107,7 @@ def test_a_run_that_was_refused_cannot_go_on() -> None:
 
 
 def test_the_last_batch_of_an_epoch_counts() -> None:
-    with pytest.raises(PartyError, match=r"20 rows as the last one.*min-batch"):
+    with pytest.raises(PartyError, match=r"20 rows as the last one.*of 124 would do"):
         strategy(batch_size=130).start(grid())
 
 
