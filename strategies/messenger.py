@@ -133,12 +133,12 @@ class Messenger:
                 )
             try:
                 found[name] = answer = read(reply)
+                if "error" in answer.config:
+                    raise_error(answer, step)
             except ConfigError as error:
                 remedy = "Every node must run a vertical_client_app"
                 raise PartyError(name, str(error), remedy, step) from error
             self.traffic += content.size() + answer.size()
-            if "error" in answer.config:
-                raise_error(answer, step)
         return found
 
     def _names(self, nodes: Iterable[int]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import WARNING
 
@@ -85,10 +86,10 @@ def setup(
         told: dict[str, Value] = {"label": label.name} if config.sealed else {}
         contents[name] = Content({**own.to_record(), **told})
     replies = messenger.ask(Verb.CONFIGURE, contents)
-    sizes = {
-        name: {split: reply.number(split) for split in SPLITS}
-        for name, reply in replies.items()
-    }
+    sizes = {}
+    for name, reply in replies.items():
+        with _naming(name):
+            sizes[name] = {split: reply.number(split) for split in SPLITS}
     for name, size in sizes.items():
         if size != sizes[label.name]:
             raise PartyError(
@@ -114,6 +115,16 @@ def _exchange_keys(
     messenger.ask(Verb.SEAL, contents)
 
 
+@contextmanager
+def _naming(party: str) -> Iterator[None]:
+    """Name the party whose reply is malformed."""
+    try:
+        yield
+    except ConfigError as error:
+        remedy = "Run one version of flower-vfl at every party"
+        raise PartyError(party, str(error), remedy) from error
+
+
 def _greet(
     messenger: Messenger, greeting: Mapping[str, Value]
 ) -> list[PartyDescription]:
@@ -124,18 +135,16 @@ def _greet(
     nodes: dict[str, int] = {}
     descriptions, versions = [], {}
     for working_name, reply in replies.items():
-        if reply.number("protocol") != VERSION:
-            raise PartyError(
-                reply.text("name"),
-                f"speaks version {reply.number('protocol')} of the protocol, the "
-                f"server version {VERSION}",
-                "Install the same flower-vfl everywhere",
-            )
-        try:
+        with _naming(working_name):
+            if reply.number("protocol") != VERSION:
+                raise PartyError(
+                    reply.text("name"),
+                    f"speaks version {reply.number('protocol')} of the protocol, the "
+                    f"server version {VERSION}",
+                    "Install the same flower-vfl everywhere",
+                )
             description = PartyDescription.from_record(reply.config)
-        except ConfigError as error:
-            remedy = "Run one version of flower-vfl at every party"
-            raise PartyError(working_name, str(error), remedy) from error
+            versions[description.name] = reply.text("versions")
         if description.name == RESERVED:
             raise PartyError(
                 description.name,
@@ -149,7 +158,6 @@ def _greet(
                 "Give every node its own name in its node config",
             )
         nodes[description.name] = messenger.nodes[working_name]
-        versions[description.name] = reply.text("versions")
         descriptions.append(description)
     messenger.nodes = nodes
     if len(set(versions.values())) > 1:
