@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError, PartyError
@@ -46,10 +47,13 @@ def check_nodes(
     table: NodeTable,
     descriptions: Iterable[PartyDescription],
     nodes: Mapping[str, int],
-    registered: Iterable[NodeInfo],
+    grid: Grid,
 ) -> None:
     """Refuse a party whose node is another one, or plays another role, than agreed."""
-    known = {info.node_id: _names_of(info) for info in registered}
+    try:
+        known = {info.node_id: _names_of(info) for info in grid.get_nodes()}
+    except NotImplementedError:  # a grid that knows nothing but numbers
+        known = {}
     names = {each.name: known.get(nodes[each.name], []) for each in descriptions}
     if not table:
         if any(names.values()):

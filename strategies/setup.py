@@ -60,7 +60,7 @@ def setup(
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     found = _greet(messenger, greeting)
-    check_nodes(nodes or {}, found, messenger.nodes, messenger.grid.get_nodes())
+    check_nodes(nodes or {}, found, messenger.nodes, messenger.grid)
     label, passive = _assign_roles(found)
     if alignment:
         every = [label, *passive.values()]

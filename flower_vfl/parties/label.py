@@ -115,6 +115,7 @@ class LabelParty(Party):
         self._own_aggregation = aggregation
         self._joiner = Aggregation(aggregation or "concat").to(self.device)
         self.trust_server = trust_server
+        self.protects = objective.hides or defense is not None
         self._policy = DefensePolicy(defense, build_defense)
         self.defender = Defender()
         self.secret = 0  # key of all that hides labels; drawn for every run

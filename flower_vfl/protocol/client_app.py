@@ -115,8 +115,12 @@ def vertical_client_app(
     def make(context: Context, seed: int, weights: str) -> Session:
         name = node_name(context)
         role = node_role(context)
+        build = label if role == "label" else passive
         with RandomState(_first_weights(context, seed, weights)):
-            party: Party = label(context) if role == "label" else passive(context)
+            party: Party = build(context)
+        if isinstance(party, LabelParty) and party.protects and weights == RUN_SEED:
+            with RandomState(_first_weights(context, seed, "")):
+                party = build(context)
         if party.role != role:
             raise ConfigError(
                 f"the factory of a {role} node returned a {type(party).__name__}"

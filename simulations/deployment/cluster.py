@@ -145,9 +145,8 @@ class Cluster:
         values: dict[str, ConfigValue] = {"role": party.role, "name": name}
         values["data"] = str(party.data)
         values["state-dir"] = str(self.state_dir(name))
-        if party.role == "label":  # a small table, and the server belongs to its owner
-            values |= {"report-loss": "all", "report-metrics": "all"}
-            values |= {"min-batch": 1, "min-evaluation": 1}
+        if party.role == "label":  # here it runs the server as well
+            values["trust-server"] = True
         write_settings(node_config, values)
         log = self._log_file(name)
         command = [

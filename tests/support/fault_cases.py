@@ -67,6 +67,12 @@ class Follower:
         return [int(step) for step in found]
 
 
+def node_config(party: PartySpec) -> dict[str, Any]:
+    """Return the node config of a party; a label party that runs the server."""
+    own = {"role": party.role, "name": party.name, "data": str(party.data)}
+    return {**own, "trust-server": True} if party.role == "label" else own
+
+
 def undisturbed(
     parties: Sequence[PartySpec], settings: Settings, folder: Path
 ) -> dict[str, dict[str, Any]]:
@@ -74,10 +80,7 @@ def undisturbed(
     config = RunConfig.from_run_config(
         {**settings, "state-dir": str(folder), "out": str(folder / "result")}
     )
-    nodes = [
-        {"role": party.role, "name": party.name, "data": str(party.data)}
-        for party in parties
-    ]
+    nodes = [node_config(party) for party in parties]
     with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
         train(grid, config, "in-process", progress=False)
     return final_states({party.name: folder for party in parties})

@@ -19,6 +19,7 @@ from fault_cases import (
     assert_same,
     final_states,
     newest_step,
+    node_config,
     undisturbed,
     wait_until,
 )
@@ -81,7 +82,7 @@ class Trial:
                 **settings,
             }
         )
-        nodes = [{"role": p.role, "name": p.name, "data": str(p.data)} for p in parties]
+        nodes = [node_config(party) for party in parties]
         self.plain = ProcessGrid(nodes, self.config.to_run_config())
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, daemon=True)
