@@ -1,7 +1,5 @@
 """The gRPC server that authenticates nodes and moves frames to their sessions."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import socket
@@ -190,7 +188,9 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             async with timeout:
                 self._waiting.add(timeout, peer, self._limits.pending + expected)
                 node = Authentication.from_hello(await read_frame(context))
-                self._name(timeout, node)
+                named = self.sessions.get(node.node_id)
+                if named is not None and named.is_expected:
+                    self._waiting.name(timeout, node.node_id)
                 node.server_nonce = secrets.token_bytes(32)
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
@@ -211,13 +211,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             await self._refuse(context, peer, left)
         finally:
             self._waiting.remove(timeout)
-
-    def _name(self, timeout: asyncio.Timeout, node: Authentication) -> None:
-        """Note that a stream names a node that is expected to connect, if it does."""
-        with self.condition:
-            session = self.sessions.get(node.node_id)
-            if session is not None and session.is_expected:
-                self._waiting.name(timeout, node.node_id)
 
     async def _refuse(
         self, context: grpc.aio.ServicerContext, peer: str, problem: Exception
