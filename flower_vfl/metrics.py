@@ -5,8 +5,6 @@ the positive class (binary), one probability per class (multi-class), or a value
 (regression).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

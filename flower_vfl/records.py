@@ -1,7 +1,5 @@
 """What a run measured, as records with fields."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

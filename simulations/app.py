@@ -1,7 +1,5 @@
 """The Flower app that ``flwr run simulations/label_leakage`` runs."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Attacks of a run by name: scores of gradients, and model completion at the end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

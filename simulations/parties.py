@@ -1,7 +1,5 @@
 """Build the parties of a run at their nodes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

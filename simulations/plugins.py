@@ -14,8 +14,6 @@ because the server must not decide what code a party loads. An installed package
 name its module in the entry-point group ``flower_vfl.plugins`` instead.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Tables and names of metrics for people: on a terminal and in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table

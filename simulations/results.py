@@ -1,7 +1,5 @@
 """The result of a run: a JSON document, and what it measured as a table of records."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

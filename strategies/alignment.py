@@ -1,7 +1,5 @@
 """The alignment of ids before training: the strategy relays encrypted chunks."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The strategy's own part of every checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

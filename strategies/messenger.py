@@ -1,7 +1,5 @@
 """Requests to parties and their replies: numbered, repeated if lost, checked."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING

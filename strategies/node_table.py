@@ -1,7 +1,5 @@
 """Which registered node may be which party: names and roles that cannot be claimed."""
 
-from __future__ import annotations
-
 import base64
 import tomllib
 from collections.abc import Iterable, Mapping

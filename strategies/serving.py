@@ -1,7 +1,5 @@
 """Predictions for a passive party, without naming the row that it asks about."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import cast
 

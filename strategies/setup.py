@@ -1,12 +1,10 @@
 """Before training: who is there, does it fit together, and what each party is told."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from logging import WARNING
 
 from flwr.supercore import log
@@ -15,7 +13,7 @@ from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
-from flower_vfl.protocol.config import RUN_SEED, PartyDescription, TrainingConfig, Value
+from flower_vfl.protocol.config import Greeting, PartyDescription, TrainingConfig, Value
 from flower_vfl.protocol.messages import VERSION, Content, Verb
 from flower_vfl.randomness import derive_seed
 
@@ -53,10 +51,11 @@ def setup(
 ) -> Participants:
     """Greet every node, align ids if asked to, and configure all parties."""
     key = secrets.token_bytes(32)
-    greeting: dict[str, Value] = {"seed": config.seed, "threads": threads, "key": key}
-    greeting["weights"] = "" if config.defended else RUN_SEED
+    known = ""
     if config.noise_seed:  # itself for the label party only
-        greeting["weights"] = f"{derive_seed('weights', config.noise_seed):x}"
+        known = f"{derive_seed('weights', config.noise_seed):x}"
+    begun = Greeting(config.seed, bool(config.defended), known)
+    greeting: dict[str, Value] = {**asdict(begun), "threads": threads, "key": key}
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     found = _greet(messenger, greeting)

@@ -1,7 +1,5 @@
 """Early stopping on validation metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

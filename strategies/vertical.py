@@ -1,7 +1,5 @@
 """The strategy that swaps embeddings for gradients."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -16,8 +16,6 @@ Without pins, a server could replace the hellos by its own and read everything. 
 channel without pins needs a server that is declared trusted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A list of elements is one array of bytes with one row per element, in the canoni
 encoding of the group. The same bytes are compared, sorted and sent.
 """
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

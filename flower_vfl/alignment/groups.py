@@ -5,8 +5,6 @@
   pycryptodome, with GMP where it is installed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib

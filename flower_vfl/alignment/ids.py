@@ -8,8 +8,6 @@ tables need not round in the same way.
 Errors name positions and types, never an id, because they end up in logs.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 

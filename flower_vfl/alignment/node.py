@@ -1,7 +1,5 @@
 """What a party does at each stage of the alignment handshake."""
 
-from __future__ import annotations
-
 from flwr.app import Context
 
 from flower_vfl.errors import PartyError, unknown_name

@@ -18,8 +18,6 @@ on with synthetic data. Every session draws again: repeating the handshake avera
 noise away.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 

@@ -40,8 +40,6 @@ have, up to the number that it announced. Parties that collude also learn what t
 common ids and the merging party's table reveal.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

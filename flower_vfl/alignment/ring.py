@@ -5,8 +5,6 @@ delivers each to its receiver. All messages of one exchange can travel at the sa
 n parties need 2n + 1 exchanges, the first of which is `start`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

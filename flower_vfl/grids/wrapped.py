@@ -1,7 +1,5 @@
 """Base class for a Flower grid that wraps another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict

@@ -5,8 +5,6 @@ positive and a negative row, whether the positive one has the higher score; a ti
 one half.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients at every layer of a model, for measuring what they leak."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial

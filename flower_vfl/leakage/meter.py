@@ -3,8 +3,6 @@
 It keeps nothing, and what it returns are AUCs, never labels or rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ completion is made of, as functions of tensors. Random numbers come from torch's
 generators; seed them (or use :class:`flower_vfl.randomness.RandomState`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Leakage as a training metric: attacks on every gradient that leaves, and a limit."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping

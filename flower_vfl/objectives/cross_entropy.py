@@ -1,7 +1,5 @@
 """Cross entropy of a top model, the objective of vanilla split learning."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

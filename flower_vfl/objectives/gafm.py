@@ -3,8 +3,6 @@
 https://arxiv.org/abs/2302.02245
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar, Literal
 

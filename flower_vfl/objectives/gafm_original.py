@@ -3,8 +3,6 @@
 https://openreview.net/forum?id=94bybXmOLz-
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

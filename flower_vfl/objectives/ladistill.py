@@ -5,8 +5,6 @@ Mechanism Against Label Inference Attacks in Vertical Federated Learning (Arazzi
 al.), https://arxiv.org/abs/2404.12369.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
 

@@ -1,7 +1,5 @@
 """Squared error of a top model, for regression."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ https://arxiv.org/abs/2302.02245. Appendix D: Δ and γ are selected on a part o
 All parties see the labels of that part, so use rows whose labels may be shown.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

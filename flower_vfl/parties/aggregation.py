@@ -1,7 +1,5 @@
 """How the label party joins the embeddings of all parties into one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast

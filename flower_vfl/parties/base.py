@@ -1,7 +1,5 @@
 """What passive parties and the label party have in common."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A party's checkpoints, on its own disk or in its node's Flower state."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

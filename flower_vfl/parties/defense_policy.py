@@ -1,7 +1,5 @@
 """What the label party does to gradients before they leave, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from flower_vfl.errors import ConfigError, PartyError

@@ -1,7 +1,5 @@
 """The device that a party computes on."""
 
-from __future__ import annotations
-
 import torch
 
 from flower_vfl.errors import ConfigError

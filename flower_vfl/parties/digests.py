@@ -1,7 +1,5 @@
 """Digests by which parties find out that they hold the same rows in the same order."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any

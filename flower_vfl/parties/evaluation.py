@@ -1,7 +1,5 @@
 """Predictions of a split that arrive in parts, and what they are worth."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

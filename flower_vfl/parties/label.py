@@ -1,7 +1,5 @@
 """The label party: labels, an objective, and perhaps features of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a node allows the server of a run, whatever that server says."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """The passive party: features and a bottom model, no labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every party computes the same rows by itself, so no row number travels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

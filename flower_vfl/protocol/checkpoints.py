@@ -1,7 +1,5 @@
 """How a node keeps its party's state under a tag, and goes back to it."""
 
-from __future__ import annotations
-
 from flwr.app import Context
 
 from flower_vfl.errors import PartyError

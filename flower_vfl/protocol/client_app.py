@@ -1,7 +1,5 @@
 """The Flower ClientApp of every party: what a node does for each message."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import traceback
@@ -29,7 +27,7 @@ from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
 from .checkpoints import keep, restore
-from .config import RUN_SEED, TrainingConfig
+from .config import Greeting, TrainingConfig
 from .key_exchange import begin_exchange, exchange_keys
 from .messages import (
     GRADIENT,
@@ -112,14 +110,15 @@ def vertical_client_app(
     """
     app = ClientApp(mods=mods)
 
-    def make(context: Context, seed: int, weights: str) -> Session:
+    def make(context: Context, greeting: Greeting) -> Session:
         name = node_name(context)
         role = node_role(context)
         build = label if role == "label" else passive
-        with RandomState(_first_weights(context, seed, weights)):
+        with RandomState(_first_weights(context, greeting)):
             party: Party = build(context)
-        if isinstance(party, LabelParty) and party.protects and weights == RUN_SEED:
-            with RandomState(_first_weights(context, seed, "")):
+        if isinstance(party, LabelParty) and party.protects and not greeting.defended:
+            greeting = replace(greeting, defended=True)
+            with RandomState(_first_weights(context, greeting)):
                 party = build(context)
         if party.role != role:
             raise ConfigError(
@@ -130,7 +129,7 @@ def vertical_client_app(
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
         allowed = _policy(party, context) if policy is None else policy(context)
-        return Session(party, seed, weights, settings=alignment, policy=allowed)
+        return Session(party, greeting, settings=alignment, policy=allowed)
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -155,17 +154,16 @@ def _policy(party: Party, context: Context) -> NodePolicy:
     return NodePolicy.from_node(context.node_config, strict)
 
 
-def _first_weights(context: Context, seed: int, weights: str) -> int | Noise:
-    """Return what a party's first weights are drawn from, `weights` for the label's."""
+def _first_weights(context: Context, greeting: Greeting) -> int | Noise:
+    """Return what a party's first weights are drawn from."""
     if node_role(context) == "label":
         trusts = trusts_server(context.node_config)
         if trusts is None:
             trusts = "partition-id" in context.node_config  # of a simulation
-        if not (trusts and weights):  # a party that knows them finds labels sooner
-            return Noise(draw_secret(), "weights")
-        if weights != RUN_SEED:
-            return Noise(int(weights, 16), "weights")
-    return derive_seed(seed, "model", node_name(context))
+        known = int(greeting.known or "0", 16)
+        if greeting.defended or not trusts:  # who knows them finds labels sooner
+            return Noise(known if known and trusts else draw_secret(), "weights")
+    return derive_seed(greeting.seed, "model", node_name(context))
 
 
 def _report(error: Exception, party: str) -> RecordDict:
@@ -178,7 +176,7 @@ def _report(error: Exception, party: str) -> RecordDict:
 
 
 def _answer(
-    message: Message, context: Context, make: Callable[[Context, int, str], Session]
+    message: Message, context: Context, make: Callable[[Context, Greeting], Session]
 ) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)

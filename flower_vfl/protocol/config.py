@@ -1,7 +1,5 @@
 """What parties say about themselves, and what they are told about a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, cast
@@ -12,8 +10,26 @@ from flower_vfl.metrics import MAIN_METRIC
 Role = Literal["passive", "label"]
 Shape = tuple[int, ...]
 Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
-RUN_SEED = "run"  # the label party's first weights may be drawn from the run's seed
 _PARTIES, _SHAPES = "parties", "shapes"
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What the hello of a run says about the first weights of the parties.
+
+    They are drawn from `seed`. Those of a label party that protects labels, in a run
+    that is `defended` or by itself, come from its secret, or from `known` (hexadecimal)
+    in a simulation that is to be repeatable.
+    """
+
+    seed: int
+    defended: bool
+    known: str
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the entries of a message, or of a saved state."""
+        return cls(**_entries(cls, record))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What a party does in the key exchange of sealed training."""
 
-from __future__ import annotations
-
 from flwr.app import Context
 
 from flower_vfl.alignment.messages import pack_hellos, unpack_hellos

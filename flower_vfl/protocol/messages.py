@@ -13,8 +13,6 @@ Every request carries a ``turn`` that grows; a party that gets the same turn aga
 answers with the same reply and does nothing else.
 """
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Mapping

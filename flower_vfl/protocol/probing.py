@@ -1,7 +1,5 @@
 """What passive parties measure about their own gradients, for simulations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import cast
 

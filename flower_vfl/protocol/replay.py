@@ -5,12 +5,10 @@ A runtime that keeps a node's process and `Context` alive sets
 ``context.__dict__[RESIDENT] = True``; its parties then stay in memory.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
@@ -24,7 +22,7 @@ from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.node_policy import NodePolicy
 
-from .config import Role, TrainingConfig
+from .config import Greeting, Role, TrainingConfig
 from .messages import Content, Verb
 from .residence import RESIDENT as RESIDENT
 from .sealing import Seals
@@ -82,8 +80,7 @@ class Session:
     """A party that lives in this process, and its last reply."""
 
     party: Party
-    seed: int
-    weights: str = ""  # what the label party's first weights may be drawn from
+    greeting: Greeting
     threads: int = 0
     turn: int = 0
     reply: RecordDict | None = None
@@ -148,7 +145,7 @@ def enter(
     context: Context,
     verb: Verb,
     content: Content,
-    make: Callable[[Context, int, str], Session],
+    make: Callable[[Context, Greeting], Session],
 ) -> Session:
     """Return the party of this node, from memory or from its Flower state."""
     key = (context.run_id, context.node_id)
@@ -165,14 +162,11 @@ def enter(
                 "Its process may have been restarted: start the run again with resume",
             )
         if session is None:
-            sessions[key] = session = make(
-                context, content.number("seed"), content.text("weights")
-            )
+            greeting = Greeting.from_record(content.config)
+            sessions[key] = session = make(context, greeting)
         return session
     if session is None:
-        sessions[key] = session = make(
-            context, cast(int, saved["seed"]), cast(str, saved["weights"])
-        )
+        sessions[key] = session = make(context, Greeting.from_record(saved))
         session.threads = cast(int, saved["threads"])
     load(session, context, saved)
     return session
@@ -186,8 +180,7 @@ def save(session: Session, context: Context) -> None:
         {
             "stamp": session.stamp,
             "turn": session.turn,
-            "seed": session.seed,
-            "weights": session.weights,
+            **asdict(session.greeting),
             "restores": session.restores,
             "threads": session.threads,
             "aligned": session.aligned,

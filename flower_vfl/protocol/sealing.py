@@ -15,8 +15,6 @@ exchanged for that of another party is refused. A gradient that a defense withho
 an empty answer: one that the server leaves out is missed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

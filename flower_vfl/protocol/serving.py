@@ -15,8 +15,6 @@ in a batch. The server sees embeddings and predictions, as it does in training; 
 sealed run it sees neither, and predictions are encrypted for the party that asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

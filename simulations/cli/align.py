@@ -1,7 +1,5 @@
 """``flower-vfl align`` and ``flower-vfl key``: alignment from the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Options of commands: settings of a run, also from a TOML file, and shared ones."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

@@ -1,7 +1,5 @@
 """``flower-vfl predict``: predictions of a saved run."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

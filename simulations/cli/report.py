@@ -1,7 +1,5 @@
 """``flower-vfl report``: one HTML file about a study or a run."""
 
-from __future__ import annotations
-
 import json
 import webbrowser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``flower-vfl reproduce``: a table or figure of a paper, run again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``flower-vfl scale``: leakage and cost as the number of passive parties grows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a part of the training rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """``flower-vfl sweep``: every combination of some values, and what they trade."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -5,12 +5,7 @@ from .party_files import infer_task, order_by_ids, read_party_file
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
 from .types import Dataset, InputSpec, PartyData
-from .vertical import (
-    partitioned_columns,
-    party_columns,
-    prepare_party,
-    vertical_split,
-)
+from .vertical import party_columns, prepare_party
 
 __all__ = [
     "Dataset",
@@ -22,10 +17,8 @@ __all__ = [
     "infer_task",
     "load_dataset",
     "order_by_ids",
-    "partitioned_columns",
     "party_columns",
     "prepare_party",
     "prepare_table",
     "read_party_file",
-    "vertical_split",
 ]

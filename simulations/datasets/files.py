@@ -1,7 +1,5 @@
 """Find and verify dataset files, or fetch openly licensed ones from OpenML."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The datasets by name, and the readers of their files."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
@@ -18,9 +17,6 @@ from flower_vfl.parties.schedule import TRAIN
 from .divide import divide_columns
 from .prepare import prepare_table
 from .types import Dataset, InputSpec, PartyData
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 _VOCABULARY = 1000  # the commonest words of the training rows
 _WORD_SEED = 0
@@ -110,111 +106,6 @@ def prepare_party(
     if dataset.pictures is not None:
         return _strip(dataset, columns)
     return _tfidf(dataset, codes, columns)
-
-
-def vertical_split(
-    dataset: Dataset,
-    codes: NDArray[np.int8],
-    parties: int,
-    split: str = "even",
-    label_share: float | str = 0.0,
-) -> list[PartyData]:
-    """Divide the columns of a dataset and prepare each party's share.
-
-    A process that runs one party needs only :func:`party_columns` and
-    :func:`prepare_party`.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The dataset to divide.
-    codes : NDArray[np.int8]
-        The split of each row, as ``dataset.split`` returns it.
-    parties : int
-        Number of passive parties.
-    split : str (default: "even")
-        How the passive parties share the columns; see :func:`party_columns`.
-    label_share : float | str (default: 0.0)
-        Columns that the label party keeps; see :func:`party_columns`.
-
-    Returns
-    -------
-    list[PartyData]
-        The label party's share, empty by default, then that of each passive party.
-
-    Examples
-    --------
-    >>> from flower_vfl.simulations.datasets import load_dataset
-    >>> data = load_dataset("breast-cancer")
-    >>> shares = vertical_split(data, data.split(seed=0), 2, label_share=0.2)
-    >>> [share.spec.numeric for share in shares]
-    [6, 12, 12]
-    """
-    divided = party_columns(dataset, codes, parties, split, label_share)
-    return [prepare_party(dataset, codes, columns) for columns in divided]
-
-
-def partitioned_columns(
-    partitioner: Partitioner,
-    codes: NDArray[np.int8],
-    label_column: str,
-    *,
-    drop: Sequence[str] = (),
-) -> list[PartyData]:
-    """Prepare the partitions of a vertical partitioner, like ``vertical_split``.
-
-    The partition with the label column becomes the label party, which comes first and
-    keeps its other columns as features. The others become the passive parties, in
-    order.
-
-    Parameters
-    ----------
-    partitioner : Partitioner
-        A ``VerticalSizePartitioner`` or ``VerticalEvenPartitioner`` of flwr-datasets
-        whose ``dataset`` is set.
-    codes : NDArray[np.int8]
-        The split of each row.
-    label_column : str
-        The label; no passive party may have it.
-    drop : Sequence[str] (default: ())
-        Columns that are not features, such as an id.
-
-    Examples
-    --------
-    >>> from flwr_datasets.partitioner import VerticalEvenPartitioner  # doctest: +SKIP
-    >>> halves = VerticalEvenPartitioner(2, active_party_columns="y")  # doctest: +SKIP
-    >>> parties = partitioned_columns(halves, codes, "y")  # doctest: +SKIP
-    """
-    numbers = range(partitioner.num_partitions)
-    frames: list[pd.DataFrame]
-    frames = [partitioner.load_partition(n).to_pandas() for n in numbers]
-    for number, frame in enumerate(frames):
-        if frame.shape[1] and len(frame) != len(codes):
-            raise ConfigError(
-                f"partition {number} has {len(frame)} rows of {len(codes)}: use a "
-                "vertical partitioner, which divides columns and keeps every row"
-            )
-    holders = [n for n in numbers if label_column in frames[n].columns]
-    if len(holders) > 1:
-        raise ConfigError(
-            f"the label column '{label_column}' is in partitions {holders}, which "
-            "would all know the labels; give active_party_columns to one partition"
-        )
-    if not holders:
-        raise ConfigError(
-            f"no partition has the label column '{label_column}'; name it in the "
-            "partitioner's active_party_columns"
-        )
-    parties = []
-    for number in sorted(numbers, key=lambda n: n not in holders):
-        own = frames[number].drop(columns=[label_column, *drop], errors="ignore")
-        if own.shape[1]:
-            parties.append(prepare_table(own, codes))
-        elif number in holders:
-            parties.append(PartyData((), None, ()))
-        else:
-            raise ConfigError(f"partition {number} has no feature column")
-    return parties
 
 
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:

@@ -4,8 +4,6 @@ Starts a server and three organisations as separate processes with certificates 
 keys, trains one model over their files, and stops every process.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Between organisations, the server's certificate comes from a real authority and 
 party makes its own key (see the README).
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ list fewer choices. ``include`` names files in ``shared/`` that lie beneath. Col
 what is read from a run (`flower_vfl.simulations.papers.cell_metrics`).
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

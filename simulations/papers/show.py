@@ -1,7 +1,5 @@
 """A reproduced table for people: in the terminal, as Markdown, as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of rows that runs have kept: gradients, embeddings and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

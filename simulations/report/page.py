@@ -1,7 +1,5 @@
 """The page: one HTML file that needs nothing else, and its charts as pictures."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from collections.abc import Mapping

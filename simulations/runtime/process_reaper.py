@@ -8,8 +8,6 @@ When the input ends, for whatever reason, it ends these sessions and deletes the
 given as its argument. It uses only the standard library.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -7,8 +7,6 @@ other setting of a run: ``objective=gafm + width=1``. ``none`` is vanilla split
 learning.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """The runs of a study: checked, then run one by one here or several at once on Ray."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

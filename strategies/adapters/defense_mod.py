@@ -1,7 +1,5 @@
 """A gradient transform for a Flower app in which a client holds the labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Finds the gradients in Flower messages and transforms them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import threading

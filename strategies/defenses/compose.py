@@ -1,7 +1,5 @@
 """No defense, and combinations of transforms: in order, by party, and by epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

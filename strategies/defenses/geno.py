@@ -4,8 +4,6 @@ https://arxiv.org/abs/2506.06742. Algorithm 3, gradient-based evaluation of netw
 outliers (Geno), and our addition to it, the response of a party to its gradients.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

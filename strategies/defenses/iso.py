@@ -3,8 +3,6 @@
 https://arxiv.org/abs/2102.08504. The isotropic Gaussian baseline.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

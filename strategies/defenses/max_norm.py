@@ -3,8 +3,6 @@
 https://arxiv.org/abs/2102.08504. The max-norm heuristic.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ ICML 2018, https://arxiv.org/abs/1802.04434. With more than two buckets it is a 
 al., USENIX Security 2022).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from flower_vfl.rows import RowTransform, require

@@ -4,8 +4,6 @@ https://arxiv.org/abs/1906.08935. A baseline of Label Inference Attacks Against 
 Federated Learning (Fu et al., USENIX Security 2022).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

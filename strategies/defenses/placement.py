@@ -1,7 +1,5 @@
 """A defense as an argument of the strategy: what is done to gradients, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

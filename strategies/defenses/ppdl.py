@@ -4,8 +4,6 @@ https://doi.org/10.1145/2810103.2813687. A baseline of Label Inference Attacks A
 Vertical Federated Learning (Fu et al., USENIX Security 2022).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

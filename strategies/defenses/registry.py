@@ -1,7 +1,5 @@
 """Defenses by name: from a config string or a TOML table, and back to a string."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -245,7 +245,8 @@ class Node:
     def begin(self) -> None:
         greeting: dict[str, Any] = {
             "seed": 1,
-            "weights": "",
+            "defended": False,
+            "known": "",
             "threads": 0,
             "key": b"k" * 32,
         }
@@ -357,7 +358,8 @@ def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
                 seen["label"] += 1
                 greeting: dict[str, Any] = {
                     "seed": 1,
-                    "weights": "",
+                    "defended": False,
+                    "known": "",
                     "threads": 0,
                     "key": b"k" * 32,
                 }

@@ -5,8 +5,6 @@ Flower message per node opens a session. Later messages travel over a gRPC strea
 the node opens. Nothing in this package depends on the content of the messages.
 """
 
-from __future__ import annotations
-
 from .app import resident
 from .grid import ResidentGrid
 from .settings import Limits, SessionError

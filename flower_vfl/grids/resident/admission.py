@@ -1,7 +1,5 @@
 """Keeps room for nodes while strangers open streams, and bounds what is logged."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

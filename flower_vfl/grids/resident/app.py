@@ -1,7 +1,5 @@
 """Wraps any ClientApp so that it can join a `ResidentGrid`."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Final

@@ -7,8 +7,6 @@ sent more than gRPC reads at once, disappear too soon to be found. Other operati
 systems have no such list.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from functools import lru_cache

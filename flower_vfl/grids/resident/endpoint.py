@@ -1,7 +1,5 @@
 """Network addresses, and the address and certificate of a grid."""
 
-from __future__ import annotations
-
 import ipaddress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path

@@ -4,8 +4,6 @@ For eight parties, gRPC's asyncio API takes a third of the time of its blocking 
 supports one event loop per process. ClientApps are never called on the loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -8,8 +8,6 @@ buffers``; a frame is ``kind | fields | payload``. A frame longer than `CHUNK` i
 into chunks. One byte in front of each chunk says whether more chunks follow.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from io import BytesIO

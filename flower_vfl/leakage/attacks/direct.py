@@ -4,8 +4,6 @@ Fu et al., USENIX Security 2022. Without a top model the gradient of summed logi
 p − y, whose sign shows the label.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ buffer and the gradient share memory, so that the scaling feeds back into the bu
 Here the buffer is a tensor of its own.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any

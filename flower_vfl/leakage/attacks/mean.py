@@ -3,8 +3,6 @@
 Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -8,8 +8,6 @@ The label party scores the embeddings it gets, joined with its labels. The truth
 known to the party that made the synthetic rows, so that each measures its own side.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

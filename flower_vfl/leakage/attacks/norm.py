@@ -3,8 +3,6 @@
 Li et al., ICLR 2022, https://arxiv.org/abs/2102.08504
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .known import Known, as_rows, finite_norms

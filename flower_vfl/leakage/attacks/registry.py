@@ -6,8 +6,6 @@ gradient one score, or for more than two classes one column per class of
 of a class whose objects are such functions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

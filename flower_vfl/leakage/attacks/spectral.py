@@ -4,8 +4,6 @@ Sun et al., FLORIST, https://arxiv.org/abs/2106.05508, appendix C, after Tran et
 Spectral Signatures in Backdoor Attacks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

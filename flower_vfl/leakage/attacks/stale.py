@@ -5,8 +5,6 @@ sees an example once per epoch, and noise that is independent from step to step 
 in the mean of what it saw, while the label stays where it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

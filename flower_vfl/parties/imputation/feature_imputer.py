@@ -9,8 +9,6 @@ ones in every epoch, its embedding would jump between epochs, while the embeddin
 real row drifts with the model.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Labels of aligned rows at the label party, and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod

@@ -12,8 +12,6 @@ that no real label does so. ``random_pred`` draws in every epoch, because only t
 synthetic labels change nothing on average (appendix H).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The arguments of a party that concern missing rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ All classes share one covariance in the span of the class means. It minimises th
 between-class scatter relative to the variance within the classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Columns divided among parties: tables, images, words, partitioners."""
+"""Columns divided among parties: tables, images, words."""
 
 from typing import Any
 
@@ -12,17 +12,28 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.datasets import (
     Dataset,
+    PartyData,
     load_dataset,
-    partitioned_columns,
     party_columns,
     prepare_party,
     prepare_table,
-    vertical_split,
 )
 from flower_vfl.simulations.datasets.divide import Split, divide_columns, parse_split
 from flower_vfl.simulations.datasets.types import Pictures
 
 TEN = [f"c{i}" for i in range(10)]
+
+
+def vertical_split(
+    dataset: Dataset,
+    codes: NDArray[np.int8],
+    parties: int,
+    split: str = "even",
+    label_share: float | str = 0.0,
+) -> list[PartyData]:
+    """Return the prepared data of all parties."""
+    divided = party_columns(dataset, codes, parties, split, label_share)
+    return [prepare_party(dataset, codes, columns) for columns in divided]
 
 
 def sizes(parts: list[tuple[str, ...]]) -> list[int]:
@@ -213,77 +224,3 @@ def test_words_are_mixed() -> None:
     parts = party_columns(dataset, np.zeros(100, dtype=np.int8), 2)
     common = [sum(int(name[1:]) < 50 for name in part) for part in parts[1:]]
     assert sum(common) == 50 and min(common) > 15
-
-
-class ColumnPartitioner:
-    """The part of a vertical partitioner of flwr-datasets that is used."""
-
-    def __init__(self, frames: list[pd.DataFrame]) -> None:
-        self.frames = frames
-
-    @property
-    def num_partitions(self) -> int:
-        return len(self.frames)
-
-    def load_partition(self, partition_id: int) -> Any:
-        frame = self.frames[partition_id]
-
-        class Partition:
-            def to_pandas(self) -> pd.DataFrame:
-                return frame
-
-        return Partition()
-
-
-def test_partitions_become_parties() -> None:
-    frame = pd.DataFrame({"a": range(8), "b": list("uuvvuuvv"), "y": [0, 1] * 4})
-    codes = np.zeros(8, dtype=np.int8)
-    parties = partitioned_columns(
-        ColumnPartitioner([frame[["a"]], frame[["b", "y"]]]), codes, "y"
-    )
-    assert [party.columns for party in parties] == [("b",), ("a",)]
-    only_labels = ColumnPartitioner([frame[["a", "b"]], frame[["y"]]])
-    parties = partitioned_columns(only_labels, codes, "y", drop=["a"])
-    assert [party.columns for party in parties] == [(), ("b",)]
-    assert parties[0].spec is None
-    shared = ColumnPartitioner([frame[["a", "y"]], frame[["b", "y"]]])
-    with pytest.raises(ConfigError, match=r"'y' is in partitions \[0, 1\]"):
-        partitioned_columns(shared, codes, "y")
-    with pytest.raises(ConfigError, match="no partition has the label column"):
-        partitioned_columns(ColumnPartitioner([frame[["a"]]]), codes, "y")
-    with pytest.raises(ConfigError, match="vertical partitioner"):
-        partitioned_columns(ColumnPartitioner([frame.iloc[:3]]), codes, "y")
-    with pytest.raises(ConfigError, match="partition 1 has no feature column"):
-        empty = ColumnPartitioner([frame[["y"]], frame[["a"]]])
-        partitioned_columns(empty, codes, "y", drop=["a"])
-
-
-@pytest.mark.parametrize("mode", ["create_as_first", "add_to_last"])
-def test_partitioners_of_flwr_datasets(mode: str) -> None:
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
-    datasets = pytest.importorskip("datasets")
-    source = load_dataset("breast-cancer")
-    assert source.table is not None
-    frame = source.table.assign(y=source.labels)
-    codes = source.split(0)
-    sized = partitioner.VerticalSizePartitioner(
-        [12, 18],
-        active_party_columns="y",
-        active_party_columns_mode=mode,
-        shuffle=False,
-    )
-    sized.dataset = datasets.Dataset.from_pandas(frame)
-    parties = partitioned_columns(sized, codes, "y")
-    widths = [0, 12, 18] if mode == "create_as_first" else [18, 12]
-    assert [len(party.columns) for party in parties] == widths
-    if mode == "create_as_first":
-        expected = vertical_split(source, codes, 2, "widths=12,18")
-        for party, other in zip(parties[1:], expected[1:], strict=True):
-            assert party.columns == other.columns
-            torch.testing.assert_close(party.inputs[0], other.inputs[0])
-    even = partitioner.VerticalEvenPartitioner(
-        3, active_party_columns="y", active_party_columns_mode="create_as_first"
-    )
-    even.dataset = datasets.Dataset.from_pandas(frame)
-    parties = partitioned_columns(even, codes, "y")
-    assert [len(party.columns) for party in parties] == [0, 10, 10, 10]
