@@ -15,7 +15,6 @@ from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.protocol.config import Greeting, PartyDescription, TrainingConfig, Value
 from flower_vfl.protocol.messages import VERSION, Content, Verb
-from flower_vfl.randomness import derive_seed
 
 from .alignment import Aligner, Alignment
 from .messenger import Messenger
@@ -51,10 +50,8 @@ def setup(
 ) -> Participants:
     """Greet every node, align ids if asked to, and configure all parties."""
     key = secrets.token_bytes(32)
-    known = ""
-    if config.noise_seed:  # itself for the label party only
-        known = f"{derive_seed('weights', config.noise_seed):x}"
-    begun = Greeting(config.seed, bool(config.defended), known)
+    protected = bool(config.defended), bool(config.noise_seed)
+    begun = Greeting(config.seed, *protected)
     greeting: dict[str, Value] = {**asdict(begun), "threads": threads, "key": key}
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"

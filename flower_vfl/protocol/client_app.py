@@ -160,9 +160,9 @@ def _first_weights(context: Context, greeting: Greeting) -> int | Noise:
         trusts = trusts_server(context.node_config)
         if trusts is None:
             trusts = "partition-id" in context.node_config  # of a simulation
-        known = int(greeting.known or "0", 16)
-        if greeting.defended or not trusts:  # who knows them finds labels sooner
-            return Noise(known if known and trusts else draw_secret(), "weights")
+        hidden = greeting.defended and not greeting.repeatable
+        if hidden or not trusts:  # a party that knows them finds labels sooner
+            return Noise(draw_secret(), "weights")
     return derive_seed(greeting.seed, "model", node_name(context))
 
 

@@ -18,13 +18,13 @@ class Greeting:
     """What the hello of a run says about the first weights of the parties.
 
     They are drawn from `seed`. Those of a label party that protects labels, in a run
-    that is `defended` or by itself, come from its secret, or from `known` (hexadecimal)
-    in a simulation that is to be repeatable.
+    that is `defended` or by itself, come from its secret, unless a simulation is to be
+    `repeatable`.
     """
 
     seed: int
     defended: bool
-    known: str
+    repeatable: bool
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:

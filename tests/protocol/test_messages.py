@@ -246,7 +246,7 @@ class Node:
         greeting: dict[str, Any] = {
             "seed": 1,
             "defended": False,
-            "known": "",
+            "repeatable": False,
             "threads": 0,
             "key": b"k" * 32,
         }
@@ -359,7 +359,7 @@ def test_a_repeated_hello_in_mid_run_changes_nothing() -> None:
                 greeting: dict[str, Any] = {
                     "seed": 1,
                     "defended": False,
-                    "known": "",
+                    "repeatable": False,
                     "threads": 0,
                     "key": b"k" * 32,
                 }
