@@ -179,6 +179,8 @@ class VerticalStrategy(Strategy):
         fraction = f"test {self.test_fraction:g}, valid {self.valid_fraction:g}"
         names = ", ".join(type(t).__name__ for t in self.defense.transforms)
         defenses = f"{names} (at the {self.defense.at})" if names else "none"
+        if names and self.defense.noise_seed is not None:
+            defenses += ", noise known to whoever knows noise_seed"
         log(INFO, "\t├──> batch size: %s, seed: %d", self.batch_size, self.seed)
         log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
         log(INFO, "\t├──> alignment: %s", self.alignment.method)

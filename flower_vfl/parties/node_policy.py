@@ -143,7 +143,7 @@ class NodePolicy:
     def check_restores(self, party: str, restores: int) -> None:
         """Refuse to go back to a checkpoint too often."""
         if restores > self.max_restores:
-            what = f"to go back to a checkpoint for the {restores}th time"
+            what = f"to go back to a checkpoint {restores} times"
             raise _refused(party, what, "max-restores")
 
     def measured(self, found: list[Measurement]) -> list[Measurement]:

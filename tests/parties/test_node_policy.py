@@ -167,7 +167,7 @@ def test_a_run_may_go_back_so_often_only() -> None:
     training._checkpoint("step-0")
     training.restore("step-0")
     training.restore("step-0")
-    with pytest.raises(PartyError, match=r"3th time.*max-restores"):
+    with pytest.raises(PartyError, match=r"checkpoint 3 times.*max-restores"):
         training.restore("step-0")
 
 

@@ -104,6 +104,11 @@ class PlainGrid(Grid):
         return replies
 
 
+# NumPy reads headers with ``ast``. In Python 3.11 two threads may disturb each other
+# there: "AST constructor recursion depth mismatch".
+_reading = threading.Lock()
+
+
 def counting_app() -> ClientApp:
     """Return an ordinary horizontal app: weights plus one, rounds counted in state."""
     app = ClientApp()
@@ -112,7 +117,8 @@ def counting_app() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         count = context.state.config_records.get("count", ConfigRecord({"n": 0}))
         context.state["count"] = ConfigRecord({"n": int(str(count["n"])) + 1})
-        weights = message.content.array_records["weights"].to_numpy_ndarrays()
+        with _reading:
+            weights = message.content.array_records["weights"].to_numpy_ndarrays()
         content = RecordDict(
             {
                 "weights": ArrayRecord([w + 1 for w in weights]),

@@ -12,7 +12,8 @@ from flower_vfl.simulations.datasets import (
     Dataset,
     dataset_names,
     load_dataset,
-    vertical_split,
+    party_columns,
+    prepare_party,
 )
 from flower_vfl.simulations.datasets.registry import SOURCES
 from flower_vfl.simulations.datasets.types import split_groups
@@ -247,8 +248,9 @@ def test_dataset_parts_must_fit_together() -> None:
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_every_dataset_can_be_divided(name: str, data_folder: Path) -> None:
     dataset = load_dataset(name, data_dir=data_folder, limit=120)
-    parties = vertical_split(dataset, dataset.split(0), 2, label_share=0.2)
-    for party in parties:
+    split = dataset.split(0)
+    for columns in party_columns(dataset, split, 2, label_share=0.2):
+        party = prepare_party(dataset, split, columns)
         assert party.spec is not None
         tensors = list(party.inputs)
         if party.spec.image is not None:
