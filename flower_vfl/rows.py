@@ -111,9 +111,11 @@ class RowTransform(ABC):
         changed = self.perturb(rows, batch)
         if changed is None or changed is rows:
             return None if changed is None else gradient
-        limits = torch.finfo(gradient.dtype)
-        kept = changed.clamp(limits.min, limits.max)
-        return kept.to(gradient.dtype).reshape(gradient.shape)
+        same = changed.dtype == gradient.dtype
+        if not (same and math.isfinite(changed.sum().item())):  # cheaper than a clamp
+            limits = torch.finfo(gradient.dtype)
+            changed = changed.clamp(limits.min, limits.max).to(gradient.dtype)
+        return changed.reshape(gradient.shape)
 
     def labels(self, batch: Batch, rows: int) -> Tensor:
         """Return the labels of a batch, one per row; refuse a batch without them."""

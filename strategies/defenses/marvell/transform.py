@@ -71,21 +71,24 @@ def add_noise(
     rows: Tensor, classes: Tensor, noise: ClassNoise, stream: Noise
 ) -> Tensor:
     """Add Gaussian noise that depends on the class of a row."""
-    width = noise.directions.shape[0]
+    width, d = noise.directions.shape
     limit = torch.finfo(rows.dtype).max / (64 * (1 + width))  # no sum overflows
+    along = len(rows) * width if bool(noise.along.any()) else 0
+    deviations = noise.isotropic.clamp(max=limit).to(rows)[classes]
+    chosen = deviations.nonzero().squeeze(1)  # drawn only for the rows that get it
+    if not along and not len(chosen):
+        return rows
+    drawn = stream.normal((along + len(chosen) * d,), rows.dtype).to(rows.device)
     changed = rows
-    if bool(noise.along.any()):
-        drawn = stream.normal((len(rows), width), rows.dtype).to(rows.device)
-        drawn *= noise.along.clamp(max=limit).to(rows)[classes]
-        changed = torch.addmm(rows, drawn, noise.directions.to(rows))
-    if bool(noise.isotropic.any()):  # drawn only for the rows that get it
-        deviations = noise.isotropic.clamp(max=limit).to(rows)[classes]
-        chosen = deviations.nonzero().squeeze(1)
-        drawn = stream.normal((len(chosen), rows.shape[1]), rows.dtype)
-        drawn = drawn.to(rows.device)
-        drawn *= deviations[chosen].unsqueeze(1)
+    if along:
+        on_line = drawn[:along].reshape(len(rows), width)
+        on_line *= noise.along.clamp(max=limit).to(rows)[classes]
+        changed = torch.addmm(rows, on_line, noise.directions.to(rows))
+    if len(chosen):
+        around = drawn[along:].reshape(len(chosen), d)
+        around *= deviations[chosen].unsqueeze(1)
         target = changed.clone() if changed is rows else changed
-        changed = target.index_add_(0, chosen, drawn)
+        changed = target.index_add_(0, chosen, around)
     return changed
 
 
@@ -97,7 +100,8 @@ def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
     """
     d = rows.shape[1]
     block = max(_BLOCK // max(d, count), 1)
-    if len(rows) <= block:
+    owned = len(rows) <= block and rows.dtype != torch.float64
+    if owned:
         rows = rows.double()  # once for both passes
     numbers = torch.arange(count, device=rows.device).unsqueeze(1)
     blocks = torch.split(rows, block), torch.split(classes, block)
@@ -112,7 +116,8 @@ def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
     squares = torch.zeros_like(sizes)
     for part, index in pairs:
         members = (numbers == index).double()
-        centred = torch.addmm(part.double(), members.T, means, alpha=-1.0)
+        out = part if owned else None  # new memory costs more than the product
+        centred = torch.addmm(part.double(), members.T, means, alpha=-1.0, out=out)
         squares += members @ torch.linalg.vector_norm(centred, dim=1).square_()
     return sizes.cpu(), means.cpu(), (squares / (sizes * d)).cpu()
 
@@ -268,7 +273,7 @@ def _unit(rows: Tensor) -> float:
 
 def _classes(labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the labels that occur, ascending, and the class of every row."""
-    low, high = (float(end) for end in torch.aminmax(labels.to(torch.float64)))
+    low, high = (float(end) for end in torch.aminmax(labels))
     whole = not labels.is_floating_point() or bool((labels == labels.floor()).all())
     if not (whole and math.isfinite(high - low)):
         raise PartyError(
