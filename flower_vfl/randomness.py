@@ -1,12 +1,11 @@
 """Seeds that are derived, and a random state that belongs to one party."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -140,7 +139,10 @@ def derive_key(key: int, *parts: int | str | bytes) -> bytes:
         raw = part if isinstance(part, bytes) else str(part).encode()
         text += f"{type(part).__name__}:{len(raw)}:".encode() + raw
     return hashlib.blake2b(
-        text, key=key.to_bytes(32, "big"), digest_size=32, person=b"flower-vfl noise"
+        text,
+        key=(key % 2**256).to_bytes(32, "big"),
+        digest_size=32,
+        person=b"flower-vfl noise",
     ).digest()
 
 
@@ -180,7 +182,7 @@ class RandomState:
             self.states.append(cuda.get_state())
         self._outer: list[Tensor] = []
 
-    def __enter__(self) -> RandomState:
+    def __enter__(self) -> Self:
         """Put this state in force."""
         _swapped.acquire()
         self._outer = [torch.get_rng_state()]

@@ -1,11 +1,9 @@
 """Gradient transforms: the interface of a defense, and how defenses are applied."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from flwr.supercore import log
 from torch import Tensor
@@ -71,7 +69,7 @@ class Batch:
     rows: Tensor | None = field(default=None, compare=False)
     digest: bytes = field(default=b"", compare=False)
 
-    def with_digest(self, gradient: Tensor) -> Batch:
+    def with_digest(self, gradient: Tensor) -> Self:
         """Return the batch of a gradient that no transform has changed yet.
 
         Parameters

@@ -1,8 +1,7 @@
 """Progress bars for training and for the alignment before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -42,7 +41,7 @@ class TrainingProgress:
             metric="",
         )
 
-    def __enter__(self) -> TrainingProgress:
+    def __enter__(self) -> Self:
         """Show the bar."""
         self._bar.start()
         return self
@@ -92,7 +91,7 @@ class AlignmentProgress:
         last = self._most if merged is None else merged
         return (2 * parties + 1) * ids + parties * last
 
-    def __enter__(self) -> AlignmentProgress:
+    def __enter__(self) -> Self:
         """Show the bar."""
         self._bar.start()
         return self

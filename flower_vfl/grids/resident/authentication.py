@@ -11,13 +11,11 @@ The token reaches the node inside a Flower message and is never sent on the stre
 A recorded handshake cannot be replayed, because the server draws a new nonce each time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets
 import struct
-from typing import Final
+from typing import Final, Self
 
 import grpc
 
@@ -51,7 +49,7 @@ class Authentication:
         return _HELLO.pack(_MAGIC, self.run_id, self.node_id, self.node_nonce)
 
     @classmethod
-    def from_hello(cls, frame: bytes | memoryview) -> Authentication:
+    def from_hello(cls, frame: bytes | memoryview) -> Self:
         """Parse the first frame of a node."""
         if len(frame) != _HELLO.size or bytes(frame[: len(_MAGIC)]) != _MAGIC:
             raise WireError("malformed hello")

@@ -1,13 +1,11 @@
 """A Flower grid whose messages travel over gRPC streams that stay open."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -184,7 +182,7 @@ class ResidentGrid(WrappedGrid):
                 if waiting:
                     time.sleep(_FAST_POLL if self._detached else 4 * _FAST_POLL)
 
-    def __enter__(self) -> ResidentGrid:
+    def __enter__(self) -> Self:
         """Return the grid; sessions open on first use."""
         return self
 
