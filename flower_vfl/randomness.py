@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
+from flower_vfl.errors import ConfigError
+
 
 def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit seed that depends on every part and on their order."""
@@ -133,6 +135,8 @@ class Noise:
 
 def derive_key(key: int, *parts: int | str | bytes) -> bytes:
     """Return a key of 32 bytes that depends on a secret key and on every part."""
+    if not 0 <= key < 2**256:
+        raise ConfigError("a key or a seed of noise is a number from 0 to 2**256 - 1")
     # Type and length before each part: no two lists of parts are one text.
     text = b""
     for part in parts:
@@ -140,7 +144,7 @@ def derive_key(key: int, *parts: int | str | bytes) -> bytes:
         text += f"{type(part).__name__}:{len(raw)}:".encode() + raw
     return hashlib.blake2b(
         text,
-        key=(key % 2**256).to_bytes(32, "big"),
+        key=key.to_bytes(32, "big"),
         digest_size=32,
         person=b"flower-vfl noise",
     ).digest()

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 from torch import Tensor
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.randomness import Noise, RandomState, derive_key, tensor_digest
 
 COUNT = 200_001  # odd, so that half a pair is left over
@@ -124,8 +125,9 @@ def test_no_two_lists_of_parts_give_one_key() -> None:
 
 
 def test_a_key_of_more_than_256_bits_is_refused() -> None:
-    with pytest.raises(OverflowError):
-        Noise(2**256)
+    for wrong in (2**256, -1):
+        with pytest.raises(ConfigError, match="from 0 to"):
+            Noise(wrong)
 
 
 def test_streams_with_other_parts_or_keys_have_nothing_in_common() -> None:
