@@ -60,15 +60,7 @@ class Noise:
         self._cipher = cipher.encryptor()
 
     def integers(self, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Return integers of all sizes that the type has.
-
-        Parameters
-        ----------
-        count : int
-            How many.
-        dtype : torch.dtype (default: torch.int64)
-            A type of whole numbers.
-        """
+        """Return integers of all sizes that the type has."""
         found = torch.zeros(count, dtype=dtype)
         if count:
             raw = found.numpy().data.cast("B")
@@ -84,15 +76,7 @@ class Noise:
     def normal(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return standard normal numbers (Box and Muller, 1958).
-
-        Parameters
-        ----------
-        shape : Sequence[int]
-            Shape of the tensor.
-        dtype : torch.dtype (default: torch.float32)
-            ``torch.float32`` or ``torch.float64``.
-        """
+        """Return standard normal numbers (Box and Muller, 1958)."""
         count = math.prod(shape)
         pairs = (count + 1) // 2
         bits = torch.finfo(dtype).bits
@@ -109,27 +93,13 @@ class Noise:
     def uniform(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return numbers from 0 up to, but not including, 1.
-
-        Parameters
-        ----------
-        shape : Sequence[int]
-            Shape of the tensor.
-        dtype : torch.dtype (default: torch.float32)
-            ``torch.float32`` or ``torch.float64``.
-        """
+        """Return numbers from 0 up to, but not including, 1."""
         digits = 24 if dtype == torch.float32 else 53
         whole = self.integers(math.prod(shape)).bitwise_and_(2**digits - 1)
         return whole.to(dtype).mul_(2.0**-digits).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """Return the numbers from 0 to `count` - 1 in a random order.
-
-        Parameters
-        ----------
-        count : int
-            How many.
-        """
+        """Return the numbers from 0 to `count` - 1 in a random order."""
         return self.integers(count).argsort()
 
 

@@ -70,13 +70,7 @@ class Batch:
     digest: bytes = field(default=b"", compare=False)
 
     def with_digest(self, gradient: Tensor) -> Self:
-        """Return the batch of a gradient that no transform has changed yet.
-
-        Parameters
-        ----------
-        gradient : Tensor
-            The gradient.
-        """
+        """Return the batch of a gradient that no transform has changed yet."""
         found = tensor_digest(gradient, self.seed, self.party, self.step)
         return replace(self, digest=found)
 
