@@ -89,7 +89,7 @@ class NodePolicy:
 
     @classmethod
     def from_node(cls, config: Mapping[str, object], strict: bool) -> Self:
-        """Return the policy in a node config; what it does not set is open or strict."""
+        """Return the policy in a node config; the rest is open, or strict."""
         policy, given = cls.strict() if strict else cls(), {}
         for each in (each for each in fields(cls) if each.init):
             name = each.name.replace("_", "-")
