@@ -1,8 +1,10 @@
 """The settings of a run, shared by the command line, ``flwr run`` and results."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
@@ -283,7 +285,7 @@ class RunConfig:
         return {key(f.name): getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_run_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_run_config(cls, config: Mapping[str, Any]) -> RunConfig:
         """Return the settings of a run config, with defaults for missing keys."""
         known = {key(f.name): f for f in fields(cls)}
         values: dict[str, Any] = {}

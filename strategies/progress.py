@@ -1,7 +1,8 @@
 """Progress bars for training and for the alignment before it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -41,7 +42,7 @@ class TrainingProgress:
             metric="",
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TrainingProgress:
         """Show the bar."""
         self._bar.start()
         return self
@@ -91,7 +92,7 @@ class AlignmentProgress:
         last = self._most if merged is None else merged
         return (2 * parties + 1) * ids + parties * last
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> AlignmentProgress:
         """Show the bar."""
         self._bar.start()
         return self

@@ -1,12 +1,14 @@
 """Where a run is, what it has measured, and the result that a user gets."""
 
+from __future__ import annotations
+
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
@@ -81,7 +83,7 @@ class RunState:
         return {**vars(self), "records": records, "probed": probed}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
+    def from_state(cls, state: dict[str, Any]) -> RunState:
         """Return the state that :meth:`state_dict` saved."""
         steps = [(metrics, rows) for metrics, rows in state["steps"]]
         measured = {key: from_columns(state[key]) for key in ("records", "probed")}
@@ -160,7 +162,7 @@ class VerticalResult(Result):
         return series
 
     @classmethod
-    def of(cls, state: RunState) -> Self:
+    def of(cls, state: RunState) -> VerticalResult:
         """Return the result of a run."""
         result = cls(records=state.records + state.probed, stopped=state.reason)
         result.evaluations = state.evaluate

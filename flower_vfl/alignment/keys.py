@@ -4,6 +4,8 @@ A private key is a file with one line that only its owner can read. Public keys 
 written in base64 or in hexadecimal digits.
 """
 
+from __future__ import annotations
+
 import base64
 import os
 import stat
@@ -12,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 
@@ -70,7 +71,7 @@ class AlignmentSettings:
                 raise unknown_name("alignment method", method, METHODS)
 
     @classmethod
-    def from_node(cls, config: Mapping[str, object]) -> Self:
+    def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:
         """Return the settings in a node config."""
         key, pins = config.get("alignment-key"), config.get("alignment-pins")
         padding = config.get("min-padding", 0)

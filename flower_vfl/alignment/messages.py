@@ -14,12 +14,14 @@ Every ``ALIGN`` request has a ``stage``:
 - ``drop`` makes a party forget a handshake that failed elsewhere.
 """
 
+from __future__ import annotations
+
 import json
 import struct
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.protocol.config import Value
@@ -135,7 +137,7 @@ class Header:
         return list(astuple(self))
 
     @classmethod
-    def from_list(cls, fields: Sequence[Any]) -> Self:
+    def from_list(cls, fields: Sequence[Any]) -> Header:
         """Return the header that has these fields, after a check of their types."""
         if tuple(map(type, fields)) != (str, str, int, str, str, int, int, int):
             raise ConfigError("a message has a chunk with an invalid header")

@@ -1,12 +1,13 @@
 """A Flower grid that calls the ClientApp in this process."""
 
+from __future__ import annotations
+
 import secrets
 import traceback
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from logging import ERROR
 from types import TracebackType
-from typing import Self
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
@@ -150,7 +151,7 @@ class InProcessGrid(Grid):
         """Forget the parties of this grid and free their memory."""
         self._release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> InProcessGrid:
         """Return the grid."""
         return self
 

@@ -1,8 +1,9 @@
 """The pieces of model completion: the model, the known labels, the scores."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
@@ -36,7 +37,7 @@ class CompletedModel(nn.Module):
             width = units
         self.head = nn.Sequential(*layers)
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> CompletedModel:
         """Switch to training; a frozen bottom model stays in evaluation."""
         super().train(mode)
         if self.freeze_bottom:

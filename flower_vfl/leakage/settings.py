@@ -1,9 +1,11 @@
 """What is to be measured about the gradients that leave, and what they may not leak."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from flower_vfl.errors import ConfigError, unknown_name
 
@@ -123,7 +125,7 @@ class Leakage:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
+    def from_text(cls, text: str) -> Leakage:
         """Return the settings that a text holds."""
         values: dict[str, Any] = json.loads(text)
         for name in ("attacks", "coalitions"):

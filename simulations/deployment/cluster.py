@@ -1,5 +1,7 @@
 """A SuperLink and SuperNodes on loopback, each in its own process."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.datasets import load_dataset, party_columns
@@ -98,7 +100,7 @@ class Cluster:
             self.server / "certificates", [LOOPBACK, "localhost"]
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Cluster:
         """Start the server and every party."""
         try:
             self.start()

@@ -1,5 +1,7 @@
 """Engines that execute a run: this process, or Flower's runtimes."""
 
+from __future__ import annotations
+
 import importlib.util
 import logging
 import tempfile
@@ -8,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 
@@ -101,7 +103,7 @@ class MemoryWatch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> MemoryWatch:
         """Start sampling."""
         self._thread.start()
         return self

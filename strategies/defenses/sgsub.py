@@ -4,10 +4,12 @@ https://arxiv.org/abs/2506.06742. Similar gradient substitution (SGSub), and FLS
 predecessor, which differs in the distance only.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ class Original:
     entries: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, by_rank: bool = True) -> Self:
+    def of(cls, rows: Tensor, by_rank: bool = True) -> Original:
         """Prepare a gradient."""
         flat = rows.reshape(-1)
         unit = max(float(flat.abs().max()), torch.finfo(rows.dtype).tiny)

@@ -11,11 +11,13 @@ The token reaches the node inside a Flower message and is never sent on the stre
 A recorded handshake cannot be replayed, because the server draws a new nonce each time.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import secrets
 import struct
-from typing import Final, Self
+from typing import Final
 
 import grpc
 
@@ -49,7 +51,7 @@ class Authentication:
         return _HELLO.pack(_MAGIC, self.run_id, self.node_id, self.node_nonce)
 
     @classmethod
-    def from_hello(cls, frame: bytes | memoryview) -> Self:
+    def from_hello(cls, frame: bytes | memoryview) -> Authentication:
         """Parse the first frame of a node."""
         if len(frame) != _HELLO.size or bytes(frame[: len(_MAGIC)]) != _MAGIC:
             raise WireError("malformed hello")

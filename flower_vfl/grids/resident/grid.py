@@ -1,11 +1,13 @@
 """A Flower grid whose messages travel over gRPC streams that stay open."""
 
+from __future__ import annotations
+
 import atexit
 import threading
 import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -182,7 +184,7 @@ class ResidentGrid(WrappedGrid):
                 if waiting:
                     time.sleep(_FAST_POLL if self._detached else 4 * _FAST_POLL)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ResidentGrid:
         """Return the grid; sessions open on first use."""
         return self
 

@@ -4,10 +4,12 @@ Products with a matrix of rows are torch's. What is left is a few numbers per ro
 which numpy on the host takes a third of the time (``benchmarks/meter_cost.py``).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +104,7 @@ class GroupedLabels:
     groups: tuple[Array, ...]
 
     @classmethod
-    def read(cls, task: Task, labels: Tensor) -> Self:
+    def read(cls, task: Task, labels: Tensor) -> GroupedLabels:
         """Check labels and sort them into classes."""
         values = to_numpy(labels.detach().reshape(-1))
         if task == "regression":

@@ -20,10 +20,12 @@ for one passive party. With several, rows of which only some features are real c
 rows with synthetic features.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +84,7 @@ class Calibration:
         complete: float,
         frequencies: Tensor,
         synthetic: Tensor | None,
-    ) -> Self:
+    ) -> Calibration:
         """Return the calibration of a run."""
         if synthetic is None:
             weight = complete / labelled if labelled > 0.0 else 0.0

@@ -1,8 +1,9 @@
 """The aligned rows, and which of them a party holds."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class RowIndex:
         return self.local >= 0
 
     @classmethod
-    def from_aligned_ids(cls, aligned: AlignedIds) -> Self:
+    def from_aligned_ids(cls, aligned: AlignedIds) -> RowIndex:
         """Return the row index of a party after an alignment; dummies are not held."""
         size = len(aligned.universe)
         local = torch.full((size,), -1, dtype=torch.int64)

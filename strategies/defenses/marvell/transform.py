@@ -3,9 +3,11 @@
 https://arxiv.org/abs/2102.08504. Marvell: Gaussian noise that hides the label best.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ class ClassNoise:
     @classmethod
     def binary(
         cls, labels: Tensor, delta: Tensor, solution: MarvellSolution, scale: float
-    ) -> Self:
+    ) -> ClassNoise:
         """Return the noise of a solution for two classes."""
         length = float(torch.linalg.vector_norm(delta))
         one_line = [
