@@ -24,7 +24,12 @@ from flower_vfl.alignment.messages import (
     unpack_chunks,
     unpack_hellos,
 )
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import (
+    ConfigError,
+    PartyError,
+    PartyRestartedError,
+    unknown_name,
+)
 from flower_vfl.protocol.config import PartyDescription, Value
 from flower_vfl.protocol.messages import Content, Verb
 
@@ -259,10 +264,9 @@ class Aligner:
             return messenger.ask(Verb.ALIGN, requests)
         except PartyError as error:
             problem, remedy = f"{error.problem}, {where}", error.remedy
-            if isinstance(error, NoReplyError):  # it would advise to resume
+            if isinstance(error, NoReplyError | PartyRestartedError):
                 remedy = f"Look at that node's log. {REMEDY}"
-                raise PartyError(error.party, problem, remedy) from None
-            raise type(error)(error.party, problem, remedy) from None
+            raise PartyError(error.party, problem, remedy) from None
 
     def _drop(self) -> None:
         """Tell all parties that can be reached to forget the handshake."""

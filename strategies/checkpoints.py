@@ -68,7 +68,7 @@ class StrategyCheckpoints:
         steps = [step for tag in self.kept if (step := tagged_step(tag)) is not None]
         if not steps:
             return (
-                "No checkpoint was kept; set Checkpoints(every=...), or "
-                "--checkpoint-every, to be able to resume."
+                "No checkpoint was kept; set Checkpoints(every=...) to be able to "
+                "resume."
             )
         return f"The newest checkpoint is of step {max(steps)}: start with resume=True."

@@ -99,7 +99,7 @@ class Messenger:
             names[0],
             f"did not answer {self.retries + 1} requests within {self.timeout:g} s each"
             + (f"; nor did {', '.join(names[1:])}" if names[1:] else ""),
-            "Look at that node's log, bring it back and resume from a checkpoint",
+            "Look at that node's log, bring it back and start the run again",
             step,
         )
 

@@ -184,20 +184,23 @@ def split_metrics(splits: Mapping[str, Mapping[str, float]]) -> dict[str, float]
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that a run ends between two steps."""
+def interruptible(at_once: bool = False) -> Iterator[Callable[[], bool]]:
+    """Note the first Ctrl-C, so that a run ends between two steps; it is never lost."""
     hit = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield hit.is_set
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if hit.is_set():
-            raise KeyboardInterrupt
+        again = hit.is_set()
         hit.set()
+        if again or at_once:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, note)
     try:
         yield hit.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+        if hit.is_set():  # also after an error, and after the last step
+            raise KeyboardInterrupt

@@ -159,7 +159,7 @@ def enter(
             raise PartyRestartedError(
                 safe_name(context),
                 f"got '{verb}' before the hello of this run",
-                "Its process may have been restarted: start the run again with resume",
+                "Its process may have been restarted: start the run again",
             )
         if session is None:
             greeting = Greeting.from_record(content.config)

@@ -310,7 +310,7 @@ def test_an_older_request_is_refused(resident: bool) -> None:
 )
 def test_requests_out_of_place(config: dict[str, Any], words: str) -> None:
     node = Node()
-    with pytest.raises(PartyRestartedError, match=r"before the hello.*resume"):
+    with pytest.raises(PartyRestartedError, match=r"before the hello.*start the run again"):
         raise_error(node.ask(Verb.FORWARD, 1, Content(**config)), None)
     node.begin()
     with pytest.raises(PartyError, match=f"'passive-1'.*{words}"):
