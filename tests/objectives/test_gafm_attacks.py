@@ -66,18 +66,18 @@ FORMS = {
 }
 
 
-def replayed(view: View, form: Form) -> tuple[Tensor, float]:
+def replayed(view: View, form: Form, seed: int = SEED) -> tuple[Tensor, float]:
     """Return scores from a replay of the label party's first step, and how it fits.
 
-    First weights, responses and noise are those that the run's seed gave; the labels
-    are guessed again and again until the gradient is the one that arrived.
+    First weights, responses and noise are those that a seed gave; the labels are
+    guessed again and again until the gradient is the one that arrived.
     """
     sent, seen = view.embeddings[1][0], view.gradients[1][0][:, 0]
 
     def gradient(labels: Tensor) -> Tensor:
-        copy = known_to_all(form.old)()
+        copy = known_to_all(form.old, seed)()
         copy.configure(default_optimizer)
-        with RandomState(derive_seed(SEED, "training", "label")):
+        with RandomState(derive_seed(seed, "training", "label")):
             return copy.step(sent.clone().requires_grad_(), labels).gradient[:, 0]
 
     guess, score, misfit = torch.zeros(ROWS), torch.zeros(ROWS), 1.0
@@ -130,3 +130,21 @@ def test_responses_from_the_secret_are_not(name: str) -> None:
     without = [view.auc(compared(view, form)) for view in views]
     assert sum(without) / RUNS > 0.9
     assert sum(with_seed) < sum(without) + RUNS * MARGIN
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
+def test_the_seed_of_a_run_tells_no_more_than_another(name: str) -> None:
+    """Averaged over the seeds of runs: one replay may be lucky, as any guess may."""
+    form, own, others, arrived = FORMS[name], [], [], []
+    for seed in range(400):
+        view = observe(form.new, form.bottom, seed=seed)
+        own.append(view.auc(replayed(view, form, seed)[0]))
+        others.append(view.auc(replayed(view, form, 400 + seed)[0]))
+        arrived.append(view.leak(view.gradients[1][0]))
+    found, guessed, without = (sum(each) / 400 for each in (own, others, arrived))
+    assert found < guessed + MARGIN and found < without + MARGIN, (
+        f"replay with the run's seed {found:.3f}, with another {guessed:.3f}, "
+        f"the gradient as it arrives {without:.3f}"
+    )

@@ -167,7 +167,8 @@ class View:
 
     def leak(self, gradient: Tensor, rows: slice | list[int] = slice(None)) -> float:
         """Return the leak AUC of the best of three attacks."""
-        positive = self.clean[self.step][0][self.labels == 1][0]
+        known = self.clean[self.step] or [gradient]  # where a positive row is shown
+        positive = known[0][self.labels == 1][0]
         scores = (
             norm_attack(gradient),
             cosine_attack(gradient, positive),
@@ -222,11 +223,13 @@ class Watching(PassiveParty):
         return super().backward(step, gradient, probed)
 
 
-def known_to_all(objective: Callable[[], Objective]) -> Callable[[], Objective]:
-    """Give an objective the first weights that everybody once knew."""
+def known_to_all(
+    objective: Callable[[], Objective], seed: int = SEED
+) -> Callable[[], Objective]:
+    """Give an objective the first weights that everybody once knew from a run's seed."""
 
     def make() -> Objective:
-        with RandomState(derive_seed(SEED, "model", "label")):
+        with RandomState(derive_seed(seed, "model", "label")):
             return objective()
 
     return make
@@ -239,6 +242,7 @@ def observe(
     *,
     kind: type[LabelParty] = LabelParty,
     steps: int = 1,
+    seed: int = SEED,
     change: Callable[[Tensor], Tensor] | None = None,
 ) -> View:
     """Train with all rows in one batch and return what the passive party saw.
@@ -272,7 +276,7 @@ def observe(
 
     strategy = VerticalStrategy(
         batch_size=ROWS,
-        seed=SEED,
+        seed=seed,
         test_fraction=0.0,
         progress=False,
         defense=Defense([Kept(view), *transforms] if transforms else ""),
