@@ -226,7 +226,7 @@ class Watching(PassiveParty):
 def known_to_all(
     objective: Callable[[], Objective], seed: int = SEED
 ) -> Callable[[], Objective]:
-    """Give an objective the first weights that everybody once knew from a run's seed."""
+    """Give an objective the first weights that everybody once knew, from a seed."""
 
     def make() -> Objective:
         with RandomState(derive_seed(seed, "model", "label")):
