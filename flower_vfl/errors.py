@@ -30,6 +30,17 @@ class ConfigError(VerticalError, ValueError):
     """
 
 
+class TableError(ConfigError):
+    """A table that cannot be used; its text may quote the table and stays at the node.
+
+    Examples
+    --------
+    >>> from flower_vfl.errors import ConfigError, TableError
+    >>> issubclass(TableError, ConfigError)
+    True
+    """
+
+
 class PartyError(VerticalError):
     """Something went wrong at one party.
 

@@ -34,13 +34,14 @@ from flower_vfl.errors import (
     ConfigError,
     PartyError,
     PartyRestartedError,
+    TableError,
     VerticalError,
 )
 from flower_vfl.records import Measurement, from_columns, to_columns
 
 from .config import Value
 
-VERSION = 5
+VERSION = 6
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _MEASURED = "vfl-measured"
 _KINDS: dict[str, type] = {
@@ -204,7 +205,12 @@ def read(message: Message) -> Content:
 def error_content(error: Exception, party: str) -> Content:
     """Return the reply of a party at which something went wrong."""
     if not isinstance(error, PartyError):
-        if isinstance(error, VerticalError):
+        if isinstance(error, TableError):
+            problem, remedy = (
+                "its table cannot be used",
+                "The log of that node says why",
+            )
+        elif isinstance(error, VerticalError):
             problem, remedy = str(error), "Correct this setting"
         else:  # its text may quote the party's data, and stays in the log of the node
             frame = traceback.extract_tb(error.__traceback__)[-1:]
