@@ -1,11 +1,8 @@
 """Bottom models (features to cut layer) and top models (cut layers to logits)."""
 
-from .cnn import CNN
+from .bottom import CNN, MLP, ResNet20, WideDeep
 from .layers import ACTIVATIONS, BottomModel
-from .mlp import MLP, WideDeep
 from .registry import BOTTOM_MODELS, TOP_MODELS, build_bottom, build_top
-from .resnet import ResNet20
-from .top import MLPTop
 
 __all__ = [
     "ACTIVATIONS",
@@ -14,7 +11,6 @@ __all__ = [
     "MLP",
     "TOP_MODELS",
     "BottomModel",
-    "MLPTop",
     "ResNet20",
     "WideDeep",
     "build_bottom",

@@ -51,6 +51,36 @@ def dense_layers(
     return layers if out_width is None else [*layers, nn.Linear(in_width, out_width)]
 
 
+def conv_layers(
+    shape: tuple[int, int, int],
+    channels: Sequence[int],
+    kernel: int = 3,
+    padding: bool = True,
+    activation: str = "relu",
+    batch_norm: bool = False,
+) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    """Return convolutions, each with an activation and 2×2 max pooling."""
+    positive("channels", *channels)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ConfigError(f"kernel must be odd and at least 1, got {kernel}")
+    inside, *sides = shape
+    layers: list[nn.Module] = []
+    for outside in channels:
+        pads = [kernel // 2 if padding or side < kernel else 0 for side in sides]
+        layers.append(nn.Conv2d(inside, outside, kernel, padding=(pads[0], pads[1])))
+        if batch_norm:
+            layers.append(nn.BatchNorm2d(outside))
+        layers.append(activation_layer(activation))
+        sides = [
+            side + 2 * pad - kernel + 1 for side, pad in zip(sides, pads, strict=True)
+        ]
+        windows = [min(side, 2) for side in sides]
+        layers.append(nn.MaxPool2d((windows[0], windows[1])))
+        sides = [side // window for side, window in zip(sides, windows, strict=True)]
+        inside = outside
+    return layers, (inside, sides[0], sides[1])
+
+
 def positive(what: str, *values: int) -> None:
     """Refuse sizes below 1."""
     for value in values:

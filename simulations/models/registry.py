@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -11,11 +12,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec
 
-from .cnn import CNN
-from .layers import BottomModel, input_kind
-from .mlp import MLP, WideDeep
-from .resnet import ResNet20
-from .top import MLPTop, cnn_top, identity_top, linear_top
+from .bottom import CNN, MLP, ResNet20, WideDeep
+from .layers import BottomModel, conv_layers, dense_layers, input_kind
 
 # A name with a paper in front is that paper's model with its parameters as defaults;
 # the width beside it is the paper's cut layer, which the caller chooses.
@@ -42,18 +40,73 @@ BOTTOM_MODELS: dict[str, Callable[..., BottomModel]] = {
     "ladsg-fcnn4": partial(MLP, hidden=(64, 64, 64)),
 }
 
+
+def identity_top(in_width: int, out_width: int) -> nn.Module:
+    """Return no layers: the parties' summed outputs are the logits."""
+    if in_width != out_width:
+        raise ConfigError(
+            f"without a top model the summed cut layers are the logits: the cut width "
+            f"must be {out_width}, got {in_width}"
+        )
+    return nn.Identity()
+
+
+def linear_top(in_width: int, out_width: int) -> nn.Module:
+    """Return one linear layer."""
+    return nn.Linear(in_width, out_width)
+
+
+def mlp_top(
+    in_width: int,
+    out_width: int,
+    hidden: tuple[int, ...] = (64,),
+    activation: str = "relu",
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+) -> nn.Module:
+    """Return hidden layers, then a linear layer; parameters as for :class:`MLP`."""
+    settings = activation, dropout, batch_norm
+    return nn.Sequential(*dense_layers(in_width, hidden, out_width, *settings))
+
+
+def cnn_top(
+    in_width: int,
+    out_width: int,
+    shape: tuple[int, int, int] = (64, 5, 5),
+    channels: tuple[int, ...] = (64, 64),
+    hidden: tuple[int, ...] = (64,),
+) -> nn.Module:
+    """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022), ISIC.
+
+    https://arxiv.org/abs/2102.08504, appendix A.6.2: the layers after the cut of
+    ``marvell-cnn``, two convolutions, a hidden layer and the logit.
+    """
+    if in_width != prod(shape):
+        raise ConfigError(
+            f"maps of shape {shape} have {prod(shape)} columns at the cut layer, but "
+            f"{in_width} come in; set shape=channels+height+width"
+        )
+    convolutions, out_shape = conv_layers(shape, channels)
+    return nn.Sequential(
+        nn.Unflatten(1, shape),
+        *convolutions,
+        nn.Flatten(),
+        *dense_layers(prod(out_shape), hidden, out_width),
+    )
+
+
 TOP_MODELS: dict[str, Callable[..., nn.Module]] = {
     "none": identity_top,
     "linear": linear_top,
-    "mlp": MLPTop,
+    "mlp": mlp_top,
     # Marvell, A.6.2: what follows the cut layer, except for the wide part
-    "marvell-deep": partial(MLPTop, hidden=(128, 128, 128)),
+    "marvell-deep": partial(mlp_top, hidden=(128, 128, 128)),
     "marvell-cnn": cnn_top,
     # FLORIST: the last two layers of the deep part
-    "florist-deep": partial(MLPTop, hidden=(128, 128)),
+    "florist-deep": partial(mlp_top, hidden=(128, 128)),
     # LADSG, table 2; the 64 units are ours
-    "ladsg-fcnn3": partial(MLPTop, hidden=(64, 64)),
-    "ladsg-fcnn4": partial(MLPTop, hidden=(64, 64, 64)),
+    "ladsg-fcnn3": partial(mlp_top, hidden=(64, 64)),
+    "ladsg-fcnn4": partial(mlp_top, hidden=(64, 64, 64)),
 }
 
 
