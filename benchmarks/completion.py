@@ -29,9 +29,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from victims import complete, train
 
-from flower_vfl.leakage.completed_model import completion_scores
 from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
-from flower_vfl.leakage.mixmatch import Inputs, can_mix
+from flower_vfl.leakage.mixmatch import Inputs, can_mix, completion_scores
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.config import RunConfig
 

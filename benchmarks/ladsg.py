@@ -47,8 +47,8 @@ from torch import Tensor
 from victims import ATTACKER, complete, train
 
 from flower_vfl.leakage.attacks import direct_attack
-from flower_vfl.leakage.completed_model import reinitialise
 from flower_vfl.leakage.completion import ModelCompletion
+from flower_vfl.leakage.mixmatch import reinitialise
 from flower_vfl.randomness import RandomState
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset

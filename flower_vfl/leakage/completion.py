@@ -38,20 +38,18 @@ from flower_vfl.objectives.base import class_numbers
 from flower_vfl.parties.base import Features, as_tensors
 from flower_vfl.randomness import RandomState, derive_seed
 
-from .completed_model import (
-    CompletedModel,
-    Scores,
-    auxiliary_rows,
-    completion_scores,
-    reinitialise,
-)
 from .mixmatch import (
     Augment,
+    CompletedModel,
     Inputs,
+    Scores,
     augmentation,
+    auxiliary_rows,
+    completion_scores,
     cycle,
     mixmatch_losses,
     predict,
+    reinitialise,
     update_average,
 )
 
@@ -94,26 +92,23 @@ class CompletionResult:
     @property
     def train_success(self) -> float:
         """Success on the training rows whose labels were not given."""
-        return self._success(self.train)
+        return self.train.get(self.metric, math.nan)  # rows of one class have no AUC
 
     @property
     def test_success(self) -> float | None:
         """Success on the test rows."""
-        return None if self.test is None else self._success(self.test)
+        return None if self.test is None else self.test.get(self.metric, math.nan)
 
     @property
     def baseline_train_success(self) -> float:
         """Success of the auxiliary labels alone on the training rows."""
-        return self._success(self.baseline_train)
+        return self.baseline_train.get(self.metric, math.nan)
 
     @property
     def baseline_test_success(self) -> float | None:
         """Success of the auxiliary labels alone on the test rows."""
         scores = self.baseline_test
-        return None if scores is None else self._success(scores)
-
-    def _success(self, scores: Scores) -> float:
-        return scores.get(self.metric, math.nan)  # rows of one class have no AUC
+        return None if scores is None else scores.get(self.metric, math.nan)
 
 
 @dataclass(frozen=True)
@@ -243,9 +238,7 @@ class ModelCompletion:
         if held and test_labels is not None:
             asked = _class_numbers(test_labels, classes, held)
         known = auxiliary_rows(truth, classes, self.labels, self.seed)
-        unknown = torch.ones_like(truth, dtype=torch.bool)
-        unknown[known] = False
-        rest = unknown.nonzero()[:, 0]
+        rest = torch.ones_like(truth).index_fill(0, known, 0).nonzero()[:, 0]
         if len(rest) < 2:
             raise ConfigError(f"{self.labels} auxiliary labels leave nothing to infer")
         change = augment or augmentation(rows, self.shift, self.flip, self.noise)

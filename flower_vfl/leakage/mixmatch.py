@@ -1,11 +1,15 @@
 """MixMatch: A Holistic Approach to Semi-Supervised Learning.
 
 Berthelot et al., NeurIPS 2019, https://arxiv.org/abs/1905.02249: the parts that model
-completion is made of, as functions of tensors. Random numbers come from torch's global
-generators; seed them (or use :class:`flower_vfl.randomness.RandomState`).
+completion is made of, as functions of tensors, and the model that it trains. Random
+numbers come from torch's global generators; seed them (or use
+:class:`flower_vfl.randomness.RandomState`).
 """
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +17,12 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.metrics import binary_metrics, multiclass_metrics
+from flower_vfl.randomness import generator
 
 Inputs = tuple[Tensor, ...]
 Augment = Callable[[Inputs], Inputs]
+Scores = dict[str, float]
 _EVALUATION_ROWS = 1024
 
 
@@ -170,3 +177,87 @@ def augmentation(
         return tuple(parts)
 
     return augment
+
+
+class CompletedModel(nn.Module):
+    """A bottom model with a head; its layers are batch norm, ReLU and linear."""
+
+    def __init__(
+        self,
+        bottom: nn.Module,
+        width: int,
+        classes: int,
+        hidden: Sequence[int] = (),
+        freeze_bottom: bool = False,
+    ) -> None:
+        super().__init__()
+        self.bottom = bottom
+        self.freeze_bottom = freeze_bottom
+        if freeze_bottom:
+            bottom.requires_grad_(False)
+        layers: list[nn.Module] = []
+        for units in (*hidden, classes):
+            layers += [nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, units)]
+            width = units
+        self.head = nn.Sequential(*layers)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training; a frozen bottom model stays in evaluation."""
+        super().train(mode)
+        if self.freeze_bottom:
+            self.bottom.eval()
+        return self
+
+    def embed(self, *inputs: Tensor) -> Tensor:
+        """Return the bottom model's output, flattened."""
+        return cast(Tensor, self.bottom(*inputs)).flatten(1)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return logits (rows, classes)."""
+        return cast(Tensor, self.head(self.embed(*inputs)))
+
+
+def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tensor:
+    """Return the rows whose labels the attacker is given, as many of each class."""
+    if count < classes:
+        raise ConfigError(f"{count} auxiliary labels are too few for {classes} classes")
+    order = torch.randperm(len(labels), generator=generator(seed, "auxiliary"))
+    order = order.to(labels.device)
+    chosen = []
+    for label in range(classes):
+        wanted = count // classes + int(label < count % classes)
+        found = order[labels[order] == label][:wanted]
+        if len(found) < wanted:
+            raise ConfigError(
+                f"{wanted} auxiliary labels of class {label} are wanted and "
+                f"{len(found)} training rows have it; lower the number of labels"
+            )
+        chosen.append(found)
+    return torch.cat(chosen).sort().values
+
+
+def completion_scores(probabilities: Tensor, labels: Tensor) -> Scores:
+    """Return accuracy; F1 and AUC for two classes; top-5 for more than five."""
+    guessed, truth = probabilities.cpu().double().numpy(), labels.cpu().numpy()
+    if guessed.shape[1] == 2:
+        found = binary_metrics(guessed[:, 1], truth)
+    else:
+        found = multiclass_metrics(guessed, truth)
+    found["top5"] = found.pop("top5_accuracy", math.nan)
+    names = ("accuracy", "top5", "f1", "auc")
+    return {n: found[n] for n in names if not math.isnan(found.get(n, math.nan))}
+
+
+def reinitialise(module: nn.Module) -> nn.Module:
+    """Return an untrained copy whose layers have drawn new weights."""
+    fresh = copy.deepcopy(module)
+    for name, part in fresh.named_modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif next(part.parameters(recurse=False), None) is not None:
+            raise ConfigError(
+                f"layer '{name}' ({type(part).__name__}) has no reset_parameters; give "
+                "the attack an untrained bottom model with fresh="
+            )
+    return fresh

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage import completion
-from flower_vfl.leakage.completed_model import (
+from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
+from flower_vfl.leakage.mixmatch import (
     CompletedModel,
     auxiliary_rows,
     completion_scores,
     reinitialise,
 )
-from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 
 ROWS, COLUMNS = 600, 60
 QUICK = ModelCompletion(labels=8, steps=150, batch_size=16, lr=0.01)
