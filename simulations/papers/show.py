@@ -4,29 +4,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader
 from rich.console import Console
 
 from flower_vfl.simulations.printing import markdown_table, text_table
 
-from .experiments import Experiment, experiment_names, load_experiment
+from .experiments import PAPERS, Experiment, experiment_names, load_experiment
 from .reproduce import SEED, Cell, Cells, cells_of, judge, outdated, saved_results
 
 SMOKE = "smoke run: far too little data and training to mean anything"
-_HEAD = """# Results
-
-The tables and figures of the five papers, run again with this package. This page is
-made by `flower-vfl reproduce --write docs/results.md` from the values in
-`simulations/papers/results/`; nothing in it is written by hand. The command above a
-table repeats its runs.
-
-A cell is our value, as mean ± standard deviation over the seeds, and behind the slash
-what the paper prints. "Data" says which of our data stood in for the paper's. A
-difference is listed where our mean is further from the paper's than two standard
-deviations and than the tolerance of the table; one without a reason is called
-unexplained.
-
-What the papers say in words is checked where a number can decide it. All in all:
-"""
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(PAPERS), trim_blocks=True, keep_trailing_newline=True
+)
 _OVERVIEW = (
     "table",
     "run with",
@@ -167,21 +156,18 @@ def as_markdown(
     experiment: Experiment, frame: pd.DataFrame, quick: bool = False
 ) -> str:
     """Return a table as Markdown."""
-    about, cells = experiment.about, cells_of(experiment, frame)
-    lines = [f"### {about['paper']}, {about['title']}", "", about["shows"], ""]
-    lines += [f"**{SMOKE.capitalize()}.**", ""] if quick else []
-    lines += ["```sh", command_of(experiment, quick), "```", ""]
-    if frame.empty:
-        return "\n".join([*lines, "Not run yet.", ""])
-    heads, rows = _heads(experiment), _texts(experiment, cells, _one_line)
-    lines.append(markdown_table(heads, rows, left=len(heads)))
-    lines += ["", f"{_seeds(experiment, frame)}.", ""]
-    lines += [f"- {note}" for note in _notes(experiment, cells, quick)]
-    changed = [] if quick else outdated(experiment, frame)
-    if changed:
-        what = "**Settings have changed since these rows were run**"
-        lines.append(f"- {what}: {'; '.join(changed)}")
-    return "\n".join([*lines, ""])
+    cells, heads = cells_of(experiment, frame), _heads(experiment)
+    rows = _texts(experiment, cells, _one_line)
+    return _TEMPLATES.get_template("table.md").render(
+        about=experiment.about,
+        smoke=SMOKE.capitalize() if quick else "",
+        command=command_of(experiment, quick),
+        found=not frame.empty,
+        table=markdown_table(heads, rows, left=len(heads)),
+        seeds=_seeds(experiment, frame),
+        notes=list(_notes(experiment, cells, quick)),
+        changed=[] if quick or frame.empty else outdated(experiment, frame),
+    )
 
 
 def _heads(experiment: Experiment) -> list[str]:
@@ -204,18 +190,16 @@ def _one_line(cell: Cell, missing: str) -> str:
 
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
-    parts: list[str] = []
-    counted, paper = [], ""
-    for name in experiment_names():
-        experiment = load_experiment(name)
-        if experiment.about["paper"] != paper:
-            paper = experiment.about["paper"]
-            parts.append(f"## {paper}\n")
-        frame = saved_results(experiment)
-        counted.append(_counted(experiment, frame))
-        parts.append(as_markdown(experiment, frame))
-    overview = markdown_table(_OVERVIEW, counted, left=len(_OVERVIEW))
-    return "\n".join([_HEAD, overview, "", *parts])
+    experiments = [load_experiment(name) for name in experiment_names()]
+    frames = [saved_results(experiment) for experiment in experiments]
+    made = list(zip(experiments, frames, strict=True))
+    counted = [_counted(experiment, frame) for experiment, frame in made]
+    return _TEMPLATES.get_template("results.md").render(
+        overview=markdown_table(_OVERVIEW, counted, left=len(_OVERVIEW)),
+        tables=[
+            (each.about["paper"], as_markdown(each, frame)) for each, frame in made
+        ],
+    )
 
 
 def _counted(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
