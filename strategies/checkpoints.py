@@ -1,14 +1,53 @@
-"""The strategy's own part of every checkpoint."""
+"""The strategy's own part of every checkpoint, which makes it a whole one."""
 
-import copy
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.parties.checkpoints import DirectoryStore, outdated, tagged_step
+from flwr.app import RecordDict
+from flwr.supercore import log
+
+from flower_vfl.errors import ConfigError, PartyRestartedError
+from flower_vfl.leakage.monitor import LIMIT
+from flower_vfl.parties.checkpoints import (
+    FINAL,
+    DamagedError,
+    DirectoryStore,
+    RecordStore,
+    Store,
+    step_tag,
+    steps_of,
+    tagged_step,
+    writing,
+)
+from flower_vfl.protocol.config import Value
+from flower_vfl.protocol.messages import Content
 
 from .setup import RESERVED
+
+if TYPE_CHECKING:
+    from .vertical import VerticalStrategy
+
+_SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
+# As often may one party make a run go back: each time it sees other noise on gradients
+# of the same rows, whose mean tells more than one of them.
+_PARTY_REWINDS = 10
+_KEEP = 2  # step checkpoints of a run: the newest and the one before
+# Settings that may change when a run is resumed: how long it is, what it shows and
+# where it runs. Files may have moved; their content is compared.
+MAY_CHANGE = """
+    epochs checkpoint_every resume out state_dir track capture train_metrics timeout
+    threads device watch_memory transport address advertise certificate private_key
+    root_certificate insecure silence nodes data_dir label_party passive
+"""
+# Those that may change, too, when the run was stopped by its leak limit.
+_PROTECTION = ("defense", "leak", "attack", "coalitions")
 
 
 @dataclass(frozen=True)
@@ -21,7 +60,8 @@ class Checkpoints:
         Steps between checkpoints at every party; 0 for none.
     folder : str | Path | None (default: None)
         Where the strategy keeps its own part of every checkpoint; None keeps it in
-        memory. Parties keep theirs in the ``state-dir`` of their node config.
+        memory, for parties that come back during the run, and the run cannot be
+        resumed. Parties keep theirs in the ``state-dir`` of their node config.
     keep_final : bool (default: False)
         Whether every party keeps a checkpoint ``"final"`` at the end.
 
@@ -42,33 +82,151 @@ class Checkpoints:
 
 
 class StrategyCheckpoints:
-    """Keeps what the strategy knows with each checkpoint of the parties."""
+    """The strategy's parts of checkpoints, each with the digests of all parties' parts.
 
-    def __init__(self, folder: str | Path | None) -> None:
-        self.kept: dict[str, dict[str, Any]] = {}  # by tag, of this run only
-        self._store = DirectoryStore(Path(folder) / RESERVED) if folder else None
+    This part is written last: a checkpoint without it does not exist.
+    """
 
-    def save(self, tag: str, state: dict[str, Any]) -> None:
-        """Keep a state."""
-        self.kept[tag] = copy.deepcopy(state)
-        for old in outdated(list(self.kept), tag):
-            del self.kept[old]
-        if self._store is not None:
-            self._store.save(tag, state)
+    def __init__(self, strategy: VerticalStrategy) -> None:
+        folder = strategy.checkpoints.folder
+        self._store: Store = RecordStore(RecordDict())  # in memory
+        if folder is not None:
+            self._store = DirectoryStore(Path(folder) / RESERVED)
+        self._store.clean()
+        self.run = secrets.token_hex(16)  # id of the run; a resumed one keeps its own
+        self.can_resume = folder is not None
+        self._settings = _settings(strategy)
+        self._best: dict[str, str] = {}  # by tag: the best weights that it refers to
 
-    def load(self, tag: str) -> dict[str, Any] | None:
-        """Return a copy of what was kept, None if nothing was."""
-        state = self.kept.get(tag)
-        if state is None and self._store is not None and tag in self._store.tags():
-            state = self.kept[tag] = self._store.load(tag)
-        return copy.deepcopy(state)
+    def begin(self) -> None:
+        """Give up an earlier run in the same folder."""
+        with writing(RESERVED, FINAL):
+            self._store.remove(FINAL)
+            self._store.prune(())
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, the newest first."""
+        return steps_of(self._store.tags())
+
+    def request(self, tag: str) -> dict[str, Value]:
+        """Return what the parties are told: what to write, and what to keep."""
+        return {"tag": tag, "run": self.run, "keep": self._store.tags()}
+
+    def commit(
+        self, tag: str, state: dict[str, Any], digests: Mapping[str, str]
+    ) -> None:
+        """Write the strategy's part, and remove what nothing refers to any more."""
+        self._best[tag] = state["run"]["best_tag"]
+        kept = {tag, *map(step_tag, steps_of(self._best)[:_KEEP])}
+        self._best = {each: self._best[each] for each in kept}
+        known = {"parties": dict(digests), "settings": self._settings, "id": self.run}
+        with writing(RESERVED, tag):
+            self._store.save(tag, {**state, **known}, self.run)
+            self._store.prune({*kept, *self._best.values()})
+
+    def load(
+        self, tag: str, names: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, Content]]:
+        """Return the strategy's part of a tag, and what every party is told."""
+        parts = {tag: (part := self._load(tag))}
+        if tagged_step(tag) is not None:
+            _compare(part, self._settings)
+            if best := part["run"]["best_tag"]:  # all must have it, too
+                parts[best] = self._load(best, part["id"])
+        if part["parties"].keys() != set(names):
+            raise ConfigError(
+                f"the run of checkpoint '{tag}' had the parties "
+                f"{', '.join(part['parties'])}, now there are {', '.join(names)}"
+            )
+        contents = {}
+        for name in names:
+            digests = [each["parties"][name] for each in parts.values()]
+            told = {"tags": list(parts), "digests": digests, "run": part["id"]}
+            contents[name] = Content({**told})
+        return part, contents
+
+    def _load(self, tag: str, run: str = "") -> dict[str, Any]:
+        try:
+            return self._store.load(tag, run)
+        except DamagedError as error:
+            place = self._store.place(tag)
+            raise DamagedError(f"strategy: {error} ({place})") from None
+
+    def adopt(
+        self, tag: str, part: Mapping[str, Any], replies: Mapping[str, Content]
+    ) -> None:
+        """Go on with the run of a checkpoint, unless a party says it is damaged."""
+        said = ((name, reply.config.get("damaged")) for name, reply in replies.items())
+        damaged = [f"party '{name}': {problem}" for name, problem in said if problem]
+        if damaged:
+            raise DamagedError("; ".join(damaged))
+        self.run = part["id"]
+        if tagged_step(tag) is not None:
+            self._best = {tag: part["run"]["best_tag"]}
 
     def advice(self) -> str:
         """Return what to do after an error."""
-        steps = [step for tag in self.kept if (step := tagged_step(tag)) is not None]
-        if not steps:
+        if not (steps := self.steps()) or not self.can_resume:
             return (
-                "No checkpoint was kept; set Checkpoints(every=...) to be able to "
-                "resume."
+                "No checkpoint was kept; set Checkpoints(every=..., folder=...) to be "
+                "able to resume."
             )
-        return f"The newest checkpoint is of step {max(steps)}: start with resume=True."
+        return f"The newest checkpoint is of step {steps[0]}: start with resume=True."
+
+
+class Rewinds:
+    """Counts how often a run went back, and ends one that goes back too often."""
+
+    def __init__(self) -> None:
+        self._at: Counter[int] = Counter()
+        self._by: Counter[str] = Counter()
+
+    def count(self, error: PartyRestartedError, step: int) -> None:
+        """Note that a party made the run go back at a step, or raise its error."""
+        self._at = Counter({step: self._at[step] + 1})
+        self._by[error.party] += 1
+        if self._at[step] > _SAME_STEP_REWINDS:
+            error.add_note(f"step {step + 1} was tried {self._at[step]} times")
+            raise error
+        if self._by[error.party] > _PARTY_REWINDS:
+            error.add_note(f"it made the run go back {_PARTY_REWINDS} times before")
+            raise error
+
+
+def _settings(strategy: VerticalStrategy) -> dict[str, str]:
+    """Return the settings that a resumed run must share; its notes come first."""
+    defense = strategy.defense
+    try:
+        transforms = defense.spec
+    except ConfigError:  # a transform of the user's own
+        transforms = " | ".join(type(each).__name__ for each in defense.transforms)
+    names = ("seed", "batch_size", "aggregation", "test_fraction", "valid_fraction")
+    names += ("evaluate_every", "early_stopping", "leakage", "sealed")
+    own = {name: getattr(strategy, name) for name in names}
+    own |= {"learning_rate": strategy.rates or None, "noise_seed": defense.noise_seed}
+    if defense.transforms:
+        own["defense"] = f"{transforms} at the {defense.at}"
+    notes = {
+        n: v for n, v in strategy.notes.items() if _field(n) not in MAY_CHANGE.split()
+    }
+    given = {**notes, **own}.items()
+    return {name: str(value) for name, value in given if value not in ("", None)}
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _compare(part: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Refuse to go on with other settings, unless the leak limit asked for them."""
+    was, run = part["settings"], part["run"]
+    limits = zip(run["records"]["metric"], run["records"]["step"], strict=True)
+    stopped = (LIMIT, run["step"]) in limits
+    for name in {**was, **now}:
+        old, new = (each.get(name) or "not set" for each in (was, now))
+        if old == new:
+            continue
+        changed = f"{name} was {old} in the run that is resumed, now {new}"
+        if not (stopped and _field(name).startswith(_PROTECTION)):
+            raise ConfigError(f"{changed}; resume with {old}, or start without resume")
+        log(WARNING, "%s, after the leak limit was exceeded", changed)

@@ -31,11 +31,6 @@ class Participants:
     passive: dict[str, PartyDescription]
     sizes: dict[str, int]
 
-    def common_checkpoints(self) -> set[str]:
-        """Return the tags of checkpoints that every party has."""
-        parties = [self.label, *self.passive.values()]
-        return set.intersection(*(set(party.checkpoints) for party in parties))
-
 
 def setup(
     messenger: Messenger,
@@ -84,7 +79,7 @@ def setup(
     replies = messenger.ask(Verb.CONFIGURE, contents)
     sizes = {}
     for name, reply in replies.items():
-        with _naming(name):
+        with naming(name):
             sizes[name] = {split: reply.number(split) for split in SPLITS}
     for name, size in sizes.items():
         if size != sizes[label.name]:
@@ -112,7 +107,7 @@ def _exchange_keys(
 
 
 @contextmanager
-def _naming(party: str) -> Iterator[None]:
+def naming(party: str) -> Iterator[None]:
     """Name the party whose reply is malformed."""
     try:
         yield
@@ -131,7 +126,7 @@ def _greet(
     nodes: dict[str, int] = {}
     descriptions, versions = [], {}
     for working_name, reply in replies.items():
-        with _naming(working_name):
+        with naming(working_name):
             if reply.number("protocol") != VERSION:
                 raise PartyError(
                     reply.text("name"),

@@ -28,8 +28,9 @@ class RunState:
 
     `steps` has the metrics and the number of rows of each step of the current epoch,
     `first` is where the records of that epoch begin, `probed` is what passive parties
-    measured. `train` has metrics by epoch, `evaluate` by epoch and split; `best` and
-    `stale` belong to early stopping.
+    measured. `train` has metrics by epoch, `evaluate` by epoch and split; `best`,
+    `best_tag` (of the checkpoint with the best weights) and `stale` belong to early
+    stopping.
     """
 
     step: int = 0
@@ -44,6 +45,7 @@ class RunState:
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     best: float | None = None
+    best_tag: str = ""
     stale: int = 0
     stopped: bool = False
     reason: str = ""

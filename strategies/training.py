@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +22,9 @@ from flower_vfl.errors import (
 from flower_vfl.leakage.monitor import LIMIT, LeakageMonitor
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.objectives import Task
-from flower_vfl.parties.checkpoints import step_tag, tagged_step
+from flower_vfl.parties.checkpoints import FINAL, DamagedError, step_tag
 from flower_vfl.parties.schedule import TRAIN, Plan, Schedule, count_batches
+from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import (
     GRADIENT,
     Content,
@@ -36,20 +35,16 @@ from flower_vfl.protocol.messages import (
 from flower_vfl.records import Measurement
 from flower_vfl.transform import Defender, Seen
 
-from .checkpoints import StrategyCheckpoints
+from .checkpoints import Rewinds, StrategyCheckpoints
 from .messenger import Messenger
 from .progress import TrainingProgress
-from .setup import Participants
+from .setup import Participants, naming
 from .state import EvaluateFunction, RunState, interruptible, split_metrics
 from .tracking import Trackers
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
 
-_SAME_STEP_REWINDS = 3  # as often may one step be tried again before giving up
-# As often may one party make a run go back: each time it sees other noise on gradients
-# of the same rows, whose mean tells more than one of them.
-_PARTY_REWINDS = 10
 _REMEDY = "Run one version of flower-vfl at every party"
 
 
@@ -91,17 +86,17 @@ class Training:
             self._probe = {"probe": leakage.to_text(), "task": task}
         self._shows_labels = leakage is not None and leakage.shows_labels
         self._wants_labels = self._shows_labels or self.defender.requires_labels
-        self._checkpoints = StrategyCheckpoints(strategy.checkpoints.folder)
+        self._checkpoints = StrategyCheckpoints(strategy)
         self._trackers = Trackers(strategy.trackers)
-        self._rewinds = 0
-        self._rewound_at = -1
-        self._rewound_by: Counter[str] = Counter()
+        self._rewinds = Rewinds()
 
     def run(self) -> RunState:
         """Train until the last epoch or until early stopping, and return the state."""
         shown = self.strategy.progress
         bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
         with self._trackers.telling(self), bar, interruptible() as interrupted:
+            if not self.state.step:
+                self._checkpoints.begin()
             if self.strategy.checkpoints.every and not self.state.step:
                 self._checkpoint(step_tag(0))
             while True:
@@ -119,7 +114,8 @@ class Training:
                     elif self._checkpoint_due():
                         self._checkpoint(step_tag(self.state.step))
                     if interrupted():
-                        self._checkpoint(step_tag(self.state.step))
+                        if self.state.step not in self._checkpoints.steps():
+                            self._checkpoint(step_tag(self.state.step))
                         log(WARNING, "interrupted. %s", self._checkpoints.advice())
                         raise KeyboardInterrupt
                 except PartyRestartedError as error:
@@ -240,10 +236,12 @@ class Training:
                 raise PartyError(name, "its reply has no embedding", _REMEDY, step)
         return embeddings
 
-    def _tell_passive(self, verb: Verb, **config: str) -> None:
+    def _tell_passive(self, verb: Verb, **config: Value) -> dict[str, Content]:
         """Send a request to every passive party, with the gradient that is due."""
         requests = self._requests(config=config)
-        self._delivered(self.messenger.ask(verb, requests, self.state.step))
+        replies = self.messenger.ask(verb, requests, self.state.step)
+        self._delivered(replies)
+        return replies
 
     def _checkpoint_due(self) -> bool:
         every = self.strategy.checkpoints.every
@@ -291,7 +289,8 @@ class Training:
         if stopping is not None:
             best = stopping.judge(state, metrics, main)
             if best and stopping.restore_best:
-                self._checkpoint("best")
+                state.best_tag = f"best-{state.step}"
+                self._checkpoint(state.best_tag)
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
@@ -321,75 +320,71 @@ class Training:
             yield self.messenger.ask(verb, {label: asked}, step)[label]
 
     def _checkpoint(self, tag: str) -> None:
-        """Have every party keep its state after the last completed step."""
-        self._tell_passive(Verb.CHECKPOINT, tag=tag)
-        label = self.participants.label.name
-        self.messenger.ask(Verb.CHECKPOINT, {label: Content({"tag": tag})})
+        """Have every party write its part of a checkpoint; commit it with our own."""
+        asked, label = self._checkpoints.request(tag), self.participants.label.name
+        replies = self._tell_passive(Verb.CHECKPOINT, **asked)
+        request = {label: Content(asked)}
+        replies |= self.messenger.ask(Verb.CHECKPOINT, request, self.state.step)
+        digests = {}
+        for name, reply in replies.items():
+            with naming(name):
+                digests[name] = reply.text("digest")
         run, defender = self.state.state_dict(), self.defender.state_dict()
-        self._checkpoints.save(tag, {"run": run, "defender": defender})
+        self._checkpoints.commit(tag, {"run": run, "defender": defender}, digests)
 
     def restore(self, tag: str) -> None:
         """Bring every party, and this run, back to a checkpoint that all have."""
-        contents = {name: Content({"tag": tag}) for name in self.messenger.nodes}
+        part, contents = self._checkpoints.load(tag, self.messenger.nodes)
         replies = self.messenger.ask(Verb.RESTORE, contents)
-        steps = {name: reply.step for name, reply in replies.items()}
-        if len(set(steps.values())) != 1:
-            raise ConfigError(f"checkpoint '{tag}' is of different steps: {steps}")
+        self._checkpoints.adopt(tag, part, replies)
         self._delivered({})
-        step = next(iter(steps.values()))
-        kept = self._checkpoints.load(tag)
-        if kept is None:
-            log(WARNING, "the strategy has no part of '%s': its history is lost", tag)
-            run, defender = RunState(step=step), self.defender.state_dict()
-            kept = {"run": run.state_dict(), "defender": defender}
-            self._checkpoints.kept[tag] = copy.deepcopy(kept)
-        self.defender.load_state_dict(kept["defender"])
-        self.state = RunState.from_state(kept["run"])
+        self.defender.load_state_dict(part["defender"])
+        self.state = RunState.from_state(part["run"])
 
     def resume(self) -> None:
-        """Go back to the newest step that every party has a checkpoint of."""
-        self._go_back(self.participants.common_checkpoints())
-
-    def _go_back(self, tags: set[str]) -> None:
-        found = [tagged_step(tag) for tag in tags]
-        steps = [step for step in found if step is not None]
-        if not steps:
+        """Go back to the newest step of which every party has an undamaged part."""
+        if not self._checkpoints.can_resume:
             raise ConfigError(
-                "there is no checkpoint that every party has; give every node a "
-                "state-dir, set Checkpoints(every=...), and start once without resume"
+                "resume=True needs the strategy's own part of a checkpoint; set "
+                "Checkpoints(every=..., folder=...), and start once without resume"
             )
-        self.restore(step_tag(max(steps)))
-        log(INFO, "resumed after step %d", self.state.step)
+        self._go_back()
+
+    def _go_back(self) -> None:
+        problems = ""
+        for step in self._checkpoints.steps():
+            try:
+                self.restore(step_tag(step))
+            except DamagedError as error:
+                problems += f". {error}"
+                log(
+                    WARNING, "the checkpoint of step %d cannot be used: %s", step, error
+                )
+            else:
+                log(INFO, "resumed after step %d", step)
+                return
+        raise ConfigError(
+            "there is no checkpoint that every party has; give every node a state-dir, "
+            f"set Checkpoints(every=...), and start once without resume{problems}"
+        )
 
     def _rewind(self, error: PartyRestartedError) -> None:
         """Bring everyone back after a party came back without its memory."""
-        step = self.state.step
-        self._rewinds = self._rewinds + 1 if step == self._rewound_at else 1
-        self._rewound_at = step
-        if self._rewinds > _SAME_STEP_REWINDS:
-            error.add_note(f"step {step + 1} was tried {self._rewinds} times")
-            raise error
-        self._rewound_by[error.party] += 1
-        if self._rewound_by[error.party] > _PARTY_REWINDS:
-            error.add_note(f"it made the run go back {_PARTY_REWINDS} times before")
-            raise error
+        self._rewinds.count(error, self.state.step)
         log(WARNING, "%s", error)
         self.participants = self.strategy.setup(self.messenger, reuse=True)
-        tags = self.participants.common_checkpoints() & set(self._checkpoints.kept)
         try:
-            self._go_back(tags)
+            self._go_back()
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 
     def _finish(self) -> None:
-        stopping = self.strategy.early_stopping
-        restores = stopping is not None and stopping.restore_best
-        if restores and self.state.best is not None:
+        if self.state.best_tag:
             ended = self.state
             self._tell_passive(Verb.BACKWARD)
-            self.restore("best")
+            self.restore(self.state.best_tag)
             self.state = ended
         if self.strategy.checkpoints.keep_final:
-            self._checkpoint("final")
+            self._checkpoint(FINAL)
         elif self._gradient_step:
             self._tell_passive(Verb.BACKWARD)

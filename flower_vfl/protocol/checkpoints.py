@@ -1,46 +1,103 @@
 """How a node keeps its party's state under a tag, and goes back to it."""
 
-from flwr.app import Context
+from logging import WARNING
+from typing import Any
 
+from flwr.app import Context
+from flwr.supercore import log
+from torch import Tensor
+
+from flower_vfl.alignment.messages import read_list
 from flower_vfl.errors import PartyError
-from flower_vfl.parties.checkpoints import open_store, tagged_step
+from flower_vfl.parties.base import Party
+from flower_vfl.parties.checkpoints import FINAL, DamagedError, open_store, writing
+from flower_vfl.parties.digests import keyed_digest, plain_list
+from flower_vfl.randomness import tensor_digest
 
 from .messages import Content
 from .replay import Session
 
+_REMEDY = "Resume with what the first run had, or start without resume"
+_DATA = "its data"
 
-def keep(session: Session, tag: str, context: Context) -> None:
-    """Save a party's state after the last completed step."""
-    state = {**session.party.state_dict(), "plan": _plan(session)}
-    open_store(context, session.party.name).save(tag, state)
+
+def keep(session: Session, content: Content, context: Context) -> str:
+    """Save a party's state after the last completed step; return its digest.
+
+    What the strategy has not committed, or needs no longer, is removed.
+    """
+    party, tag = session.party, content.text("tag")
+    state = {**party.state_dict(), "plan": _plan(session)}
+    store = open_store(context, party.name)
+    with writing(party.name, tag):
+        store.prune({tag, *read_list(content, "keep", str)})
+        return store.save(tag, state, content.text("run"))
 
 
 def restore(session: Session, content: Content, context: Context) -> Content:
-    """Go back to a saved state; return its step."""
-    party, tag = session.party, content.text("tag")
+    """Go back to the first of some saved states, if none of them is damaged."""
+    party, store = session.party, open_store(context, session.party.name)
+    tags, digests = (read_list(content, key, str) for key in ("tags", "digests"))
+    states = []
+    for tag, digest in zip(tags, digests, strict=True):
+        try:
+            states.append(store.load(tag, content.text("run"), digest))
+        except DamagedError as error:
+            log(WARNING, "%s: %s", store.place(tag), error)
+            return Content({"damaged": str(error)})
     session.restores += 1
     session.policy.check_restores(party.name, session.restores)
-    state = open_store(context, party.name).load(tag)
-    if tagged_step(tag) is not None and state["plan"] != _plan(session):
-        raise PartyError(
-            party.name,
-            f"its checkpoint '{tag}' was made with {state['plan']}, this run has "
-            f"{_plan(session)}",
-            "Resume with the settings of the first run, or start without resume",
-        )
-    party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+    state, tag = states[0], tags[0]
+    was, now = _shapes(state), _shapes(party.state_dict())
+    if tag != FINAL:  # which may predict other rows
+        was, now = {**state["plan"], **was}, {**_plan(session), **now}
+    for name in now:
+        if name in was and was[name] != now[name]:
+            values = f"was {was[name]} in the run that is resumed, now {now[name]}"
+            if name == _DATA:
+                values = "is not that of the run that is resumed"
+            raise PartyError(party.name, f"{name} {values}", _REMEDY)
+    try:
+        party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+    except (KeyError, RuntimeError, ValueError) as error:
+        log(WARNING, "%s: %s", store.place(tag), error)
+        problem = f"its models or optimizers do not fit its checkpoint '{tag}'"
+        raise PartyError(party.name, problem, _REMEDY) from error
     if session.seals is not None:
         session.seals.restored()
     return Content(step=party.step)
 
 
-def _plan(session: Session) -> dict[str, int | str]:
-    """Return what decides which rows a step trains on."""
-    schedule = session.party.configured()
-    plan, rows = schedule.plan, schedule.size("train")
-    found: dict[str, int | str] = {
-        "seed": plan.seed,
-        "batch_size": plan.batch_size,
-        "training rows": rows,
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the shapes of a party's weights."""
+    return {
+        f"the shape of '{name}' in its {part}": "x".join(map(str, value.shape))
+        for part in ("model", "objective", "aggregation")
+        for name, value in state.get(part, {}).items()
+        if isinstance(value, Tensor)
     }
-    return {**found, "alignment": session.aligned[:16]} if session.aligned else found
+
+
+def _plan(session: Session) -> dict[str, int | float | str]:
+    """Return what decides which rows a step trains on, and how."""
+    party, config = session.party, session.config
+    schedule = party.configured()
+    optimizers = [f"{type(o).__name__} {o.defaults}" for o in party.optimizers()]
+    session.data = session.data or _data_digest(party)
+    return {
+        "seed": schedule.plan.seed,
+        "batch_size": schedule.plan.batch_size,
+        "the number of its training rows": schedule.size("train"),
+        "its learning rate": config.learning_rate if config else 0.0,
+        "its optimizer": ", ".join(optimizers),
+        "its alignment": session.aligned[:16],
+        _DATA: session.data,
+    }
+
+
+def _data_digest(party: Party) -> str:
+    """Return a digest of a party's rows, which never leaves it."""
+    tensors = [*party.features, getattr(party, "raw_labels", None)]
+    found = [tensor_digest(t, 0).hex() for t in tensors if t is not None]
+    lists = [plain_list(e) for e in (party.ids, party.split) if e is not None]
+    return keyed_digest([*found, *(value for each in lists for value in each)], b"")

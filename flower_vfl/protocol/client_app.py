@@ -138,7 +138,7 @@ def vertical_client_app(
             party = party_of(context.run_id, context.node_id)
             name = party.name if party is not None else safe_name(context)
             records = _report(error, name)
-        return Message(records, reply_to=message)
+        return reply(message, records)
 
     registrars = {"query": app.query, "train": app.train, "evaluate": app.evaluate}
     for verb in Verb:
@@ -229,8 +229,8 @@ def _hello(session: Session, content: Content, context: Context) -> Content:
         reuse = content.text("align") == "reuse"
         kept = saved_digest(session, key, context) if reuse else ""
         description = replace(description, ids_digest="", split_digest="", aligned=kept)
-    tags = tuple(open_store(context, session.party.name).tags())
-    record = replace(description, checkpoints=tags).to_record()
+    open_store(context, session.party.name).clean()
+    record = description.to_record()
     return Content({**record, "protocol": VERSION, "versions": versions()})
 
 
@@ -370,8 +370,7 @@ def _predict(session: Session, content: Content, context: Context) -> Content:
 
 def _checkpoint(session: Session, content: Content, context: Context) -> Content:
     reply = _backward(session, content, context)
-    keep(session, content.text("tag"), context)
-    reply.step = session.party.step
+    reply.config["digest"] = keep(session, content, context)
     return reply
 
 

@@ -95,29 +95,24 @@ class PartyDescription:
     task: str = ""
     ids_digest: str = ""
     split_digest: str = ""
-    checkpoints: tuple[str, ...] = ()
     aligned: str = ""
 
     def to_record(self) -> dict[str, Value]:
         """Return the description as entries of a ConfigRecord."""
-        shape, tags = _shape_text(self.shape), list(self.checkpoints)
-        return {**asdict(self), "shape": shape, "checkpoints": tags}
+        return {**asdict(self), "shape": _shape_text(self.shape)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the description that :meth:`to_record` wrote."""
         given = _entries(cls, record)
         for name, value in given.items():
-            wanted: type = {"rows": int, "checkpoints": list}.get(name, str)
-            texts = value if isinstance(value, list) else []
-            if type(value) is not wanted or not all(isinstance(t, str) for t in texts):
+            if type(value) is not (int if name == "rows" else str):
                 raise ConfigError(f"message entry '{name}' is of the wrong type")
         role, task = given["role"], given["task"]
         known = {"label": [*MAIN_METRIC], "passive": [""]}
         if task not in known.get(role, ()):
             raise ConfigError(f"no party has the role '{role}' and the task '{task}'")
         given["shape"] = _read_shape(given["shape"])
-        given["checkpoints"] = tuple(given["checkpoints"])
         return cls(**given)
 
 

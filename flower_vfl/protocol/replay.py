@@ -92,6 +92,7 @@ class Session:
     settings: Callable[[Context], AlignmentSettings] = node_settings
     policy: NodePolicy = field(default_factory=NodePolicy)
     restores: int = 0  # how often the run went back to a checkpoint
+    data: str = ""  # digest of the party's rows, once a checkpoint needed it
     seals: Seals | None = None  # keys of sealed training; None if it is not sealed
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -173,7 +173,7 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
     assert found == config
     assert list(found.parties) == ["b", "a"]  # the order decides how they are joined
     for description in (
-        PartyDescription("x", "label", 9, (), "binary", "d1", "", ("best", "step-3")),
+        PartyDescription("x", "label", 9, (), "binary", "d1", "d2"),
         PartyDescription("y", "passive", 0, (2, 5)),
     ):
         packed = Content(description.to_record())
@@ -187,8 +187,6 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
         {"name": ["x"]},
         {"rows": "9"},
         {"rows": True},
-        {"checkpoints": "best"},
-        {"checkpoints": [1]},
         {"shape": "3x-1"},
         {"role": "other"},
         {"role": "passive"},

@@ -13,7 +13,7 @@ from alignment_cases import NAMES, alignment_of, make_app, make_strategy, secret
 from flwr.app import Message
 from vertical_cases import HookedGrid, StatelessGrid, assert_equal, losses
 
-from flower_vfl import InProcessGrid, PartyError
+from flower_vfl import ConfigError, InProcessGrid, PartyError
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.protocol import replay
 from flower_vfl.protocol.messages import Verb, read
@@ -85,8 +85,14 @@ def test_resuming_with_another_method_is_an_error(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_alignment_is_refused(tmp_path: Path) -> None:
     """A newer run has aligned anew and ended before its first checkpoint."""
     start(tmp_path)
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "strategy", kept)
     start(tmp_path, checkpoints=Checkpoints(folder=tmp_path))
-    with pytest.raises(PartyError, match=r"was made with.*alignment"):
+    with pytest.raises(ConfigError, match="no checkpoint"):  # of the newer run
+        start(tmp_path, resume=True)
+    shutil.rmtree(tmp_path / "strategy")
+    kept.rename(tmp_path / "strategy")
+    with pytest.raises(PartyError, match=r"its alignment was .* now"):
         start(tmp_path, resume=True)
 
 

@@ -28,7 +28,7 @@ from vertical_cases import (
     scores,
 )
 
-from flower_vfl import Batch, InProcessGrid
+from flower_vfl import Batch, ConfigError, InProcessGrid
 from flower_vfl.parties.checkpoints import DirectoryStore, RecordStore
 from flower_vfl.protocol import replay as sessions
 from flower_vfl.protocol.messages import Verb, read
@@ -83,18 +83,12 @@ def test_a_run_can_be_resumed_twice(undisturbed: list[object], tmp_path: Path) -
         assert_equal(outcome(tmp_path, result), undisturbed)
 
 
-def test_without_a_folder_of_the_strategy_weights_are_resumed(
-    undisturbed: list[object], tmp_path: Path
-) -> None:
+def test_without_a_folder_of_the_strategy_nothing_is_resumed(tmp_path: Path) -> None:
+    """Its history, its noise and what early stopping knows would be lost."""
     with rich_grid(tmp_path) as grid, pytest.raises(PowerCutError):
-        strategy(None, 1, defense=[]).start(
-            cut_at(grid, Verb.TRAIN_STEP, 6), num_rounds=EPOCHS
-        )
-    with rich_grid(tmp_path) as grid:
-        result = strategy(None, 1, defense=[]).start(
-            grid, num_rounds=EPOCHS, resume=True
-        )
-    assert list(losses(result)) == [2, 3, 4]
+        strategy(None, 1).start(cut_at(grid, Verb.TRAIN_STEP, 6), num_rounds=EPOCHS)
+    with rich_grid(tmp_path) as grid, pytest.raises(ConfigError, match="folder="):
+        strategy(None, 1).start(grid, num_rounds=EPOCHS, resume=True)
 
 
 def test_the_end_of_an_early_stopped_run_survives_a_power_cut(tmp_path: Path) -> None:
@@ -179,6 +173,7 @@ def test_ctrl_c_ends_after_a_checkpoint_and_can_be_resumed(
                 os.kill(os.getpid(), signal.SIGINT)
             return super().__call__(gradient, batch)
 
+    Impatient.__name__ = CountingTransform.__name__  # the resumed run has that one
     before = signal.getsignal(signal.SIGINT)
     with rich_grid(tmp_path) as grid, pytest.raises(KeyboardInterrupt):
         strategy(tmp_path, 0, defense=[Impatient()]).start(grid, num_rounds=EPOCHS)
@@ -201,8 +196,14 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert not DirectoryStore(tmp_path / "label").tags()
 
 
-def test_what_the_strategy_keeps_in_memory_does_not_grow(tmp_path: Path) -> None:
-    made = strategy(tmp_path, 1)
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_what_is_kept_does_not_grow(on_disk: bool, tmp_path: Path) -> None:
+    """Two steps and the one before at a party, the best that they refer to, final."""
+    made = strategy(tmp_path if on_disk else None, 1)
     with rich_grid(tmp_path) as grid:
         made.start(grid, num_rounds=EPOCHS)
-    assert len(made._running()._checkpoints.kept) <= 4  # two steps, best and final
+    kept = made._running()._checkpoints._store.tags()
+    assert {"final", "step-11", "step-12"} <= set(kept)
+    assert len(kept) <= 5
+    for party in ("label", "passive-1", "passive-2"):
+        assert set(DirectoryStore(tmp_path / party).tags()) - set(kept) <= {"step-10"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,12 @@ def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
         Imputation(features="random", secret=7),
     )
     start(app, tmp_path / "whole", every=3)
-    folder = {"state-dir": str(tmp_path / "parts")}
-    with InProcessGrid(app, 3, folder) as grid:
-        strategy(every=3).start(grid, num_rounds=1)
-    with InProcessGrid(app, 3, folder) as grid:
-        strategy(every=3).start(grid, num_rounds=2, resume=True)
+    parts = tmp_path / "parts"
+    for epochs in (1, 2):
+        with InProcessGrid(app, 3, {"state-dir": str(parts)}) as grid:
+            made = strategy(every=3)
+            made.checkpoints = replace(made.checkpoints, folder=parts)
+            made.start(grid, num_rounds=epochs, resume=epochs == 2)
     assert_equal(final_states(tmp_path / "whole"), final_states(tmp_path / "parts"))
 
 
