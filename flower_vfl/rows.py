@@ -70,7 +70,6 @@ class RowTransform(ABC):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import RowTransform
     >>> class Halve(RowTransform):

@@ -36,7 +36,6 @@ class Outcome:
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl.objectives import Outcome
     >>> Outcome(torch.tensor(0.5), torch.zeros(8, 2), {"gan_loss": 0.1}).metrics
     {'gan_loss': 0.1}
@@ -57,7 +56,6 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl.objectives import clear_gradients
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> weight.sum().backward()
@@ -86,7 +84,6 @@ class Objective(nn.Module, ABC):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl.objectives import Objective, Outcome
     >>> class SquaredSum(Objective):
     ...     task = "regression"
@@ -182,8 +179,6 @@ class TopModelObjective(Objective):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import TopModelObjective
     >>> class AbsoluteError(TopModelObjective):
     ...     task = "regression"

@@ -24,8 +24,6 @@ class CrossEntropy(TopModelObjective):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import CrossEntropy
     >>> objective = CrossEntropy(nn.Linear(4, 1))
     >>> embedding = torch.rand(3, 4, requires_grad=True)

@@ -224,7 +224,6 @@ class GAFM(AdversarialObjective):
     Examples
     --------
     >>> from functools import partial
-    >>> import torch
     >>> from flower_vfl.objectives import GAFM
     >>> objective = GAFM(width=1, delta=0.05, gamma=1.0)
     >>> objective.configure(partial(torch.optim.Adam, lr=1e-4))

@@ -55,7 +55,6 @@ class GAFMOriginal(AdversarialObjective):
     Examples
     --------
     >>> from functools import partial
-    >>> import torch
     >>> from flower_vfl.objectives import GAFMOriginal
     >>> objective = GAFMOriginal("regression", gamma=2.0)
     >>> objective.configure(partial(torch.optim.SGD, lr=0.1))

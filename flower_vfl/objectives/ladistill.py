@@ -69,8 +69,6 @@ def train_teacher(
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import train_teacher
     >>> features = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]])
     >>> teacher = nn.Linear(1, 2)
@@ -151,8 +149,6 @@ class LADistill(CrossEntropy):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import LADistill
     >>> objective = LADistill(nn.Linear(8, 4), nn.Linear(5, 4), classes=4, k=3, eps=0.3)
     >>> objective.soft_labels(torch.tensor([[2, 0, 1]]))
@@ -305,8 +301,6 @@ class KDk(LADistill):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import KDk
     >>> objective = KDk(nn.Linear(8, 4), nn.Linear(5, 4), classes=4, k=2)
     >>> objective.rank(torch.tensor([[0.1, 3.0, 2.0, -1.0]]), torch.tensor([3]))

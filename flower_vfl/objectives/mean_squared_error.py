@@ -23,8 +23,6 @@ class MeanSquaredError(TopModelObjective):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import MeanSquaredError
     >>> objective = MeanSquaredError(nn.Linear(4, 1), center=20.0, scale=5.0)
     >>> objective.predict(torch.rand(3, 4)).shape

@@ -51,8 +51,6 @@ class SubsetTraining:
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import SubsetTraining
     >>> features = torch.rand(100, 3)
     >>> labels = (features[:, 0] > 0.5).long()
@@ -167,8 +165,6 @@ def select_delta(
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import GAFM, SubsetTraining, select_delta
     >>> features = torch.rand(100, 3)
     >>> labels = (features[:, 0] > 0.5).long()
@@ -213,8 +209,6 @@ def select_gamma(
 
     Examples
     --------
-    >>> import torch
-    >>> from torch import nn
     >>> from flower_vfl.objectives import GAFM, SubsetTraining, select_gamma
     >>> features = torch.rand(100, 3)
     >>> labels = (features[:, 0] > 0.5).long()

@@ -106,7 +106,6 @@ class Geno(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import Geno
     >>> transform = Geno(lambda_=10.0)

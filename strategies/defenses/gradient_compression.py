@@ -47,7 +47,6 @@ class GradientCompression(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import GradientCompression
     >>> rows = torch.tensor([[1.0, -4.0], [3.0, 2.0]])

@@ -31,7 +31,6 @@ class Iso(AdjustableTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import Iso
     >>> rows = torch.ones(10_000, 4)

@@ -35,7 +35,6 @@ class MaxNorm(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import MaxNorm
     >>> rows = torch.tensor([[1.0, 0.0], [0.0, 5.0]])

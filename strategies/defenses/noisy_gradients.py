@@ -41,7 +41,6 @@ class NoisyGradients(AdjustableTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import NoisyGradients
     >>> rows = torch.zeros(1000, 100)

@@ -76,7 +76,6 @@ class PPDL(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import PPDL
     >>> rows = torch.ones(10, 10)

@@ -199,7 +199,6 @@ class SGSub(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import SGSub
     >>> rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
@@ -248,7 +247,6 @@ class FLSG(RowTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import FLSG
     >>> rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))

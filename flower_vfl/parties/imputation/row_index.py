@@ -27,7 +27,6 @@ class RowIndex:
 
     Examples
     --------
-    >>> import torch
     >>> rows = RowIndex(torch.tensor([2, -1, 0, 1]))
     >>> rows.rows, rows.held.tolist()
     (4, [True, False, True, True])

@@ -143,7 +143,6 @@ class Marvell(AdjustableTransform):
 
     Examples
     --------
-    >>> import torch
     >>> from flower_vfl import Batch
     >>> from flower_vfl.strategies import Marvell
     >>> labels = torch.arange(100) % 2
