@@ -6,13 +6,13 @@ import secrets
 import traceback
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from logging import ERROR
-from types import TracebackType
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -20,17 +20,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
-from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.node_policy import NodePolicy
-from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import RESIDENT, forget, party_of
+
+from .wrapped import ClosableGrid
 
 NodeConfig = Mapping[str, UserConfigValue]
 _TRUSTING = AlignmentSettings(trust_server=True)
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(ClosableGrid):
     """Runs every node in the calling process, one after the other.
 
     Messages are Flower's own and are handled before ``push_messages`` returns; a party
@@ -98,29 +98,18 @@ class InProcessGrid(Grid):
         """The run that this grid made for itself."""
         return self._run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message; Flower prefers its ``Message`` constructor."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Have every message handled and keep the replies for ``pull_messages``."""
-        pushed = []
+        pushed: dict[str, Message] = {}
         for message in messages:
             reply = self._handle(message)
-            pushed.append(message.metadata.message_id)
-            self._replies[message.metadata.message_id] = reply
-        return pushed
+            pushed[message.metadata.message_id] = reply
+        self._replies |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return and forget the replies to messages that were pushed."""
@@ -150,19 +139,6 @@ class InProcessGrid(Grid):
     def close(self) -> None:
         """Forget the parties of this grid and free their memory."""
         self._release()
-
-    def __enter__(self) -> InProcessGrid:
-        """Return the grid."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the grid."""
-        self.close()
 
 
 def _claim_identity(run_id: int) -> None:
@@ -203,24 +179,15 @@ def in_process(
             f"{len(parties)} party cannot train alone; give a label party and at least "
             "one passive party"
         )
-    numbers = {"passive": 0}
+    numbers = count(1)
     configs: list[NodeConfig] = []
-    for party in parties:
-        name = party.name or "label"
-        if party.role == "passive":
-            numbers["passive"] += 1
-            name = party.name or f"passive-{numbers['passive']}"
-        configs.append({"role": party.role, "name": name, "index": len(configs)})
+    for index, party in enumerate(parties):
+        usual = f"passive-{next(numbers)}" if party.role == "passive" else party.role
+        name = party.name or usual
+        configs.append({"role": party.role, "name": name, "index": index})
 
-    def passive(context: Context) -> PassiveParty:
-        party = parties[int(context.node_config["index"])]
-        assert isinstance(party, PassiveParty)  # its config says so
-        return party
-
-    def label(context: Context) -> LabelParty:
-        party = parties[int(context.node_config["index"])]
-        assert isinstance(party, LabelParty)  # its config says so
-        return party
+    def given(context: Context) -> Any:  # of the role that its config names
+        return parties[int(context.node_config["index"])]
 
     def settings(context: Context) -> AlignmentSettings:
         if isinstance(alignment, AlignmentSettings):
@@ -228,6 +195,6 @@ def in_process(
         return alignment.get(str(context.node_config["name"]), AlignmentSettings())
 
     app = vertical_client_app(
-        passive, label, alignment=settings, policy=lambda _: NodePolicy()
+        given, given, alignment=settings, policy=lambda _: NodePolicy()
     )
     return InProcessGrid(app, configs)

@@ -1,6 +1,7 @@
-"""Base class for a Flower grid that wraps another one."""
+"""Base classes of Flower grids: closed after a ``with`` block, wrapping another."""
 
 from collections.abc import Iterable
+from typing import Self
 
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -8,7 +9,33 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 
-class WrappedGrid(Grid):
+class ClosableGrid(Grid):
+    """A grid that a ``with`` block closes."""
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message; Flower prefers its ``Message`` constructor."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def close(self) -> None:
+        """Free what the grid holds."""
+
+    def __enter__(self) -> Self:
+        """Return the grid."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Close the grid."""
+        self.close()
+
+
+class WrappedGrid(ClosableGrid):
     """Delegates every call to the wrapped grid; subclasses override some of them."""
 
     def __init__(self, grid: Grid) -> None:
@@ -23,16 +50,9 @@ class WrappedGrid(Grid):
         """Run of the wrapped grid."""
         return self._grid.run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message; Flower prefers ``Message(...)``."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+    def close(self) -> None:
+        """Close the wrapped grid, if it can be closed."""
+        getattr(self._grid, "close", lambda: None)()
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of the wrapped grid."""

@@ -128,18 +128,10 @@ class DefendedGrid(WrappedGrid):
         return self._grid.send_and_receive(defended, timeout=timeout)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped grid, such as ``close``."""
+        """Return an attribute of the wrapped grid, such as ``parties``."""
         if name == "_grid":  # not set yet, as in a copy
             raise AttributeError(name)
         return getattr(self._grid, name)
-
-    def __enter__(self) -> DefendedGrid:
-        """Return this grid."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Close the wrapped grid, if it can be closed."""
-        getattr(self._grid, "close", lambda: None)()
 
 
 def _warn_if_unused(defender: MessageDefender, other_types: set[str]) -> None:

@@ -184,14 +184,6 @@ class ResidentGrid(WrappedGrid):
                 if waiting:
                     time.sleep(_FAST_POLL if self._detached else 4 * _FAST_POLL)
 
-    def __enter__(self) -> ResidentGrid:
-        """Return the grid; sessions open on first use."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Close the grid."""
-        self.close()
-
     def _get_server(self) -> StreamServer:
         if self._server is None:
             self._server = StreamServer(
