@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from flower_vfl.alignment import NORMALISERS
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.strategies import PLACEMENTS
 from flower_vfl.strategies.alignment import ALIGNMENTS
@@ -14,7 +15,8 @@ ConfigValue = str | int | float | bool
 TRANSPORTS = ("resident", "plain")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 OPTIONS = {"bottom": "model"}  # settings whose option has another name
-LISTS = ("passive", "attack")  # comma-separated text, repeatable options
+# comma-separated text, repeatable options
+LISTS = ("passive", "attack", "missing", "drop")
 _T = TypeVar("_T", str, int, float, bool)
 
 # Panels of the help; a setting without a panel has no option on the command line.
@@ -60,6 +62,10 @@ class RunConfig:
     task: str = setting(
         "", "binary, multiclass or regression; inferred if not given.", FILES
     )
+    missing: str = setting(
+        "", "Text that stands for a missing value in a CSV file; repeatable.", FILES
+    )
+    drop: str = setting("", "Column to leave out; repeatable.", FILES)
     alignment: str = setting(
         "none",
         "How to align files with different ids: psu (train on the union; no party "
@@ -250,7 +256,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
-        least_values = {"parties": 1, "width": 1, "epochs": 1, "limit": 0, "capture": 0}
+        least_values = {"parties": 1, "width": 1, "epochs": 1, "threads": 1}
+        least_values |= {"limit": 10 if self.limit else 0, "capture": 0}
         for name, least in least_values.items():
             value = getattr(self, name)
             if value < least:
@@ -259,7 +266,9 @@ class RunConfig:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} must be from 0 to below 1")
         choices = {"transport": TRANSPORTS, "alignment": ALIGNMENTS}
-        for name, known in (choices | {"defense_at": PLACEMENTS}).items():
+        choices |= {"defense_at": PLACEMENTS}
+        choices |= {"normalise": tuple(NORMALISERS)} if self.normalise else {}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown_name(key(name), getattr(self, name), known)
         if self.passive and self.parties != len(self.passive_files()):
@@ -278,7 +287,7 @@ class RunConfig:
 
     def passive_files(self) -> list[str]:
         """Return the files of the passive parties."""
-        return [name.strip() for name in self.passive.split(",") if name.strip()]
+        return parts(self.passive)
 
     def to_run_config(self) -> dict[str, ConfigValue]:
         """Return the settings as Flower's run config."""
@@ -302,6 +311,11 @@ class RunConfig:
                 )
             values[field.name] = value
         return cls(**values)
+
+
+def parts(text: str) -> list[str]:
+    """Return the parts of comma-separated text."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def key(name: str) -> str:

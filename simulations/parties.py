@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import dataclass, replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.supercore import log
 from numpy.typing import NDArray
 
 from flower_vfl import Imputation
-from flower_vfl.errors import ConfigError
+from flower_vfl.alignment import NORMALISERS, encode_ids
+from flower_vfl.errors import ConfigError, TableError
 from flower_vfl.objectives import OptimizerFactory, Task
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.imputation.row_index import RowIndex
@@ -21,10 +24,11 @@ from flower_vfl.randomness import derive_seed
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
 
-from .config import RunConfig
+from .config import RunConfig, parts
 from .datasets import (
     Dataset,
     PartyData,
+    PartyFile,
     TableFit,
     infer_task,
     load_dataset,
@@ -34,6 +38,7 @@ from .datasets import (
     prepare_table,
     read_party_file,
 )
+from .datasets.checks import check_spelling, label_warnings, summary
 from .models.registry import build_bottom, build_optimizer
 from .objectives import objective_for
 
@@ -129,16 +134,50 @@ def _held(rows: PartyRows) -> PartyRows:
     )
 
 
+def _read_file(
+    config: RunConfig, file: str, is_label: bool = False, new: bool = False
+) -> PartyFile:
+    """Read a file as the settings say."""
+    if is_label and not config.label_column:
+        raise ConfigError(f"set label-column: the label of '{file}'")
+    settings: Any = (parts(config.drop), parts(config.missing), config.task or None)
+    column = config.label_column if is_label else None
+    check: Any = "id" if new else "all"
+    rows = read_party_file(file, config.id_column, column, *settings, check=check)
+    if not config.normalise or config.alignment != NONE:  # an alignment does it
+        return rows
+    try:
+        encode_ids(map(str, rows.ids), config.normalise)  # checks them
+    except ConfigError as error:
+        raise TableError(f"'{file}', column '{config.id_column}': {error}") from None
+    change = NORMALISERS[config.normalise]
+    return rows._replace(ids=np.array([change(str(each)) for each in rows.ids]))
+
+
+def check_files(config: RunConfig) -> list[str]:
+    """Return what a run's files were read as; stop if they cannot be used together."""
+    if not config.label_party:
+        return []
+    paths = [config.label_party, *config.passive_files()]
+    files = {path: _read_file(config, path, path == paths[0]) for path in paths}
+    names = {column.name for rows in files.values() for column in rows.columns}
+    if unknown := set(parts(config.drop)) - names:
+        raise ConfigError(f"no file has the column '{min(unknown)}' to drop")
+    if not config.normalise:
+        check_spelling(files)
+    lines = [line for path, rows in files.items() for line in summary(path, rows)]
+    found = infer_task(files[paths[0]].labels, config.task or None)  # type: ignore[arg-type]
+    normalise = config.normalise if config.alignment != NONE else ""
+    return [*lines, *label_warnings(files, found, normalise)]
+
+
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     if config.absent_labels or config.absent_features:
         raise ConfigError(
             "absent-labels and absent-features are for datasets, not for files, which "
             "have only the rows of their party"
         )
-    column = config.label_column if is_label else None
-    if column == "":
-        raise ConfigError(f"set label-column: the label of '{file}'")
-    rows = order_by_ids(read_party_file(file, config.id_column, column))
+    rows = order_by_ids(_read_file(config, file, is_label))
     aligned, ids = config.alignment != NONE, rows.ids
     if aligned:
         ids = ids.astype(str)  # numbers in one file may be text in another
@@ -153,13 +192,15 @@ def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     if rows.labels is None:
         return PartyRows(data, ids, codes, aligned=aligned)
     found = infer_task(rows.labels, config.task or None)  # type: ignore[arg-type]
+    for line in label_warnings({file: rows}, found):
+        log(WARNING, "%s", line)
     known = found.labels, found.task, found.classes
     return PartyRows(data, ids, codes, *known, aligned=aligned)
 
 
 def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
     """Load new rows for prediction."""
-    rows = order_by_ids(read_party_file(file, config.id_column, config.id_column))
+    rows = order_by_ids(_read_file(config, file, new=True))
     codes = np.full(len(rows.ids), TEST, dtype=np.int8)
     known = read_known(fit)
     data = PartyData((), None, ())

@@ -118,7 +118,7 @@ def key(
 
 def read_ids(path: Path, column: str) -> list[str]:
     """Return the ids of a file as text."""
-    ids = [str(each) for each in read_party_file(path, column, column).ids]
+    ids = [str(each) for each in read_party_file(path, column, check="id").ids]
     if all(map(_FLOAT.fullmatch, ids)):
         raise ConfigError(
             f"the ids in '{column}' of '{path}' are floats, probably because some are "

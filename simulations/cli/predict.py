@@ -17,7 +17,6 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.protocol.replay import node_name
 from flower_vfl.simulations.app import make_strategy
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import (
@@ -108,17 +107,20 @@ def predict_saved(
             f"{config.parties} passive parties (and one of the label party if it holds "
             "features)"
         )
-    loaded: dict[int, PartyRows] = {}
+    names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
+    for name in names:
+        if "final" not in DirectoryStore(state_dir / name).tags():
+            raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
+    loaded = [
+        # A label party without features has no file.
+        new_rows(config, files[index] or files[1], state_dir / name / FIT_FILE)
+        if files
+        else load_rows(config, index)
+        for index, name in enumerate(names)
+    ]
 
     def rows_of(context: Context) -> PartyRows:
-        index = int(context.node_config["partition-id"])
-        if not files:
-            loaded[index] = load_rows(config, index)
-        else:
-            fit = state_dir / node_name(context) / FIT_FILE
-            source = files[index] or files[1]  # a label party without features
-            loaded[index] = new_rows(config, source, fit)
-        return loaded[index]
+        return loaded[int(context.node_config["partition-id"])]
 
     def passive(context: Context) -> PassiveParty:
         return make_passive(config, rows_of(context))
@@ -127,12 +129,8 @@ def predict_saved(
         # The server is this process, which reads all files.
         return make_label(config, rows_of(context), trust_server=True)
 
-    for name in ("label", *(f"passive-{i + 1}" for i in range(config.parties))):
-        if "final" not in DirectoryStore(state_dir / name).tags():
-            raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
-    nodes = config.parties + 1
     client_app = vertical_client_app(passive, label)
-    with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
+    with InProcessGrid(client_app, len(names), config.to_run_config()) as grid:
         strategy = make_strategy(config, progress=False)
         strategy.connect(grid).restore("final")
         values = strategy.predict(split)

@@ -52,7 +52,7 @@ _COST_EPOCHS = 2  # enough for a mean over steps
 DEFAULT = RunConfig(
     dataset="digits", attack="norm,mean:held_out=true", coalitions="all", width=4
 )
-_FILES = ("passive", "label_party", "id_column", "label_column", "task")
+_FILES = ("passive", "label_party", "id_column", "label_column", "task", "missing")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Size:
     memory: float | None
 
 
-@takes_settings(DEFAULT, without=("parties", "split", "watch_memory", *_FILES))
+@takes_settings(DEFAULT, without=("parties", "split", "watch_memory", "drop", *_FILES))
 def scale(
     config: RunConfig,
     parties: Annotated[

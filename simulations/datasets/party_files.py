@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, TableError
 from flower_vfl.objectives import Task
 
-MAX_CLASSES = 20
-_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+from .reading import Column, check_feature, read_cells, take_columns
+
+MAX_CLASSES = 10
 
 
 class PartyFile(NamedTuple):
@@ -23,6 +24,8 @@ class PartyFile(NamedTuple):
     ids: NDArray[Any]
     features: pd.DataFrame
     labels: NDArray[Any] | None
+    columns: tuple[Column, ...] = ()  # what each was taken for
+    written: Mapping[str, Any] = {}
 
 
 class TaskLabels(NamedTuple):
@@ -38,8 +41,14 @@ def read_party_file(
     id_column: str,
     label_column: str | None = None,
     drop: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    task: Task | None = None,
+    check: Literal["all", "id", "none"] = "all",
 ) -> PartyFile:
-    """Read a party's CSV or Parquet file.
+    r"""Read a party's CSV or Parquet file.
+
+    The encoding, the delimiter and the decimal sign of a CSV file are recognised. A
+    column that cannot be used as it is raises an error.
 
     Parameters
     ----------
@@ -51,101 +60,101 @@ def read_party_file(
         Column of the labels; None at a passive party.
     drop : Sequence[str] (default: ())
         Columns that are not features.
+    missing : Sequence[str] (default: ())
+        Texts that stand for a missing value, beside those of pandas.
+    task : Task | None (default: None)
+        Task of the labels, if it should not be inferred.
+    check : "all" | "id" | "none" (default: "all")
+        Which columns must be usable; the problems of others are only noted.
 
     Examples
     --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder) / "shop.csv"
-    ...     pd.DataFrame({"id": [7, 3], "spent": [1.5, 2.5]}).to_csv(file)
-    ...     read_party_file(file, "id").ids
-    array([7, 3])
+    ...     _ = file.write_text("id;spent\n7;1,5\n3;2,5")
+    ...     rows = read_party_file(file, "id")
+    >>> rows.ids, rows.features["spent"].tolist(), rows.written["delimiter"]
+    (array([7, 3]), [1.5, 2.5], ';')
     """
     path = Path(path)
-    frame = _read(path, id_column)
-    wanted = [id_column, *([] if label_column is None else [label_column]), *drop]
-    for column in wanted:
-        if column not in frame.columns:
-            raise ConfigError(
-                f"'{path}' has no column '{column}'; its columns: "
-                f"{', '.join(map(str, frame.columns))}"
-            )
+    frame, written = read_cells(path, id_column)
+    for column in filter(None, (id_column, label_column)):
+        if column not in frame:
+            known = ", ".join(frame)
+            raise TableError(f"'{path}' has no column '{column}'; its columns: {known}")
+    if "" in frame:
+        remedy = "name it, or save the file without its index"
+        raise TableError(f"'{path}' has a column without a name; {remedy}")
+    if frame.columns.has_duplicates:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise TableError(f"'{path}' has two columns called '{twice}'; rename one")
+    if label_column == id_column:
+        raise TableError(f"'{id_column}' of '{path}' cannot be both id and label")
     if frame.empty:
-        raise ConfigError(f"'{path}' has no rows; export it again with its data")
-    ids = _read_ids(path, frame[id_column])
-    labels = None
-    if label_column is not None:
-        missing = int(frame[label_column].isna().sum())
-        if missing:
-            raise ConfigError(
-                f"'{path}' has {missing} rows without a label in '{label_column}'; "
-                "remove these rows or fill the labels in"
-            )
-        labels = frame[label_column].to_numpy(copy=True)
-    features = frame.drop(columns=list(dict.fromkeys(wanted)))
-    if features.shape[1] == 0 and label_column is None:
-        raise ConfigError(
+        raise TableError(f"'{path}' has no rows; export it again with its data")
+    columns, labels = [Column(id_column, "id")], None
+    columns += [Column(name, "left out") for name in drop if name in frame]
+    ids = _read_ids(frame.pop(id_column), columns[0])
+    names = [about.name for about in columns[1:]]
+    frame, found = take_columns(frame.drop(columns=names), written, missing)
+    first: dict[bytes, str] = {}
+    for about in found:
+        try:
+            if about.name == label_column:
+                labels = frame.pop(about.name).to_numpy(copy=True)
+                about.kind, about.note = "label", _task_of(labels, about, task)
+            elif not about.problem:
+                check_feature(frame[about.name], about)
+                digests = pd.util.hash_pandas_object(frame[about.name], index=False)
+                same = first.setdefault(digests.to_numpy().tobytes(), about.name)
+                if same != about.name:
+                    about.note = f"the same values as '{same}'"
+        except ConfigError as error:
+            about.problem = about.problem or str(error)
+    columns += found
+    wrong = [c for c in columns if c.problem and (check == "all" or c.kind == check)]
+    if wrong:
+        more = f" ({len(wrong)} such columns: flower-vfl inspect)" if wrong[1:] else ""
+        raise TableError(
+            f"'{path}', column '{wrong[0].name}': {wrong[0].problem}{more}"
+        )
+    if check == "all" and frame.shape[1] == 0 and label_column is None:
+        raise TableError(
             f"'{path}' has no feature column left beside '{id_column}'"
             + (f" and the dropped {list(drop)}" if drop else "")
             + "; a passive party needs at least one"
         )
-    return PartyFile(ids, features, labels)
+    return PartyFile(ids, frame, labels, tuple(columns), written)
 
 
-def _read(path: Path, id_column: str) -> pd.DataFrame:
-    """Read a file; the ids of a CSV file stay as they are written."""
-    if not path.name.lower().endswith(_SUFFIXES):
-        raise ConfigError(
-            f"'{path}' has an unknown format; save it as {', '.join(_SUFFIXES)}"
-        )
-    if not path.is_file():
-        raise ConfigError(f"there is no file '{path}'; check the path")
-    try:
-        if path.name.lower().endswith(".parquet"):
-            frame = pd.read_parquet(path)
-            return frame.reset_index() if frame.index.name == id_column else frame
-        return _read_csv(path, id_column)
-    except ImportError as error:
-        raise ConfigError(
-            f"reading '{path}' needs pyarrow: pip install 'flower-vfl[parquet]'"
-        ) from error
-    except pd.errors.EmptyDataError as error:
-        raise ConfigError(f"'{path}' is empty; export it again") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"'{path}' cannot be read ({error}); check it") from error
+def _task_of(labels: NDArray[Any], about: Column, task: Task | None) -> str:
+    """Return the task of labels; refuse missing ones."""
+    if about.missing:
+        remedy = "remove these rows or fill the labels in"
+        raise TableError(f"{about.missing} rows without a label; {remedy}")
+    return infer_task(labels, task).task
 
 
-def _read_csv(path: Path, id_column: str) -> pd.DataFrame:
-    frame = pd.read_csv(path, index_col=False, low_memory=False)
-    if id_column in frame.columns:
-        # Read again as text, or "007" would become 7 and "NA" a missing value.
-        ids = pd.read_csv(
-            path, index_col=False, usecols=[id_column], dtype=str, na_filter=False
-        )
-        frame[id_column] = ids[id_column]
-    return frame
-
-
-def _read_ids(path: Path, column: pd.Series[Any]) -> NDArray[Any]:
-    """Return the ids; refuse missing and repeated ones."""
+def _read_ids(column: pd.Series[Any], about: Column) -> NDArray[Any]:
+    """Return the ids; missing and repeated ones are a problem."""
     missing = int((column.isna() | (column.astype(str).str.strip() == "")).sum())
-    if missing:
-        raise ConfigError(
-            f"'{path}' has {missing} rows without an id in '{column.name}'; remove "
-            "these rows"
-        )
-    if pd.api.types.is_float_dtype(column.dtype) and (column % 1 == 0).all():
+    if not missing and pd.api.types.is_float_dtype(column) and (column % 1 == 0).all():
         column = column.astype(np.int64)
     text = column.astype(str).str.strip()
     repeated = text[text.duplicated()]
-    if len(repeated):
-        raise ConfigError(
-            f"'{path}' has {len(repeated)} rows that repeat an id of '{column.name}', "
-            f"the first of them '{repeated.iloc[0]}'; keep one row for each id"
-        )
+    about.different, about.missing = text.nunique(), missing
+    if missing:
+        about.problem = f"{missing} rows without an id; remove these rows"
+    elif len(repeated):
+        first = f"the first of them '{repeated.iloc[0]}'; keep one row for each id"
+        about.problem = f"{len(repeated)} rows that repeat an id, {first}"
     # Up to 18 digits always fit into int64.
-    if text.str.fullmatch(r"0|-?[1-9][0-9]{0,17}").all():
+    elif text.str.fullmatch(r"0|-?[1-9][0-9]{0,17}").all():
         return text.astype(np.int64).to_numpy(copy=True)
+    odd = text[text.str.fullmatch(r"0+[0-9]+|[0-9]+\.0*")]
+    if len(odd) and text.str.len().nunique() > 1:
+        about.note = f"written in different ways, such as '{odd.iloc[0]}'"
     return text.to_numpy(dtype=str)
 
 
@@ -176,9 +185,11 @@ def order_by_ids(rows: PartyFile) -> PartyFile:
 def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
     """Infer the task from labels, and encode them for it.
 
-    Two different values make a binary task. Text, booleans and up to 20 different
-    whole numbers make a multiclass task. Other numbers make a regression. Classes are
-    numbered in sorted order.
+    Two different values make a binary task. Text, booleans and up to 10 different
+    whole numbers make a multiclass task, numbers that are not whole a regression. More
+    whole numbers could be either, so that the task must be given; so must that of text
+    with fewer than three rows for each of more than 10 classes. Classes are numbered in
+    sorted order.
 
     Parameters
     ----------
@@ -201,6 +212,8 @@ def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
         raise ConfigError(f"{int(series.isna().sum())} labels are missing")
     numeric = pd.api.types.is_numeric_dtype(series.dtype)
     numeric = numeric and not pd.api.types.is_bool_dtype(series.dtype)
+    if numeric and np.isinf(series.to_numpy(np.float64)).any():
+        raise ConfigError("some labels are infinite; correct them")
     whole = numeric and bool((series % 1 == 0).all())
     if whole:
         series = series.astype(np.int64)  # so that a class is called 1 and not 1.0
@@ -208,10 +221,16 @@ def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
         series = series.astype(str)
     values, encoded = np.unique(series.to_numpy(), return_inverse=True)
     if len(values) < 2:
-        raise ConfigError(f"every label is '{values[0] if len(values) else ''}'")
+        only = values[0] if len(values) else ""
+        raise ConfigError(f"every label is '{only}'; training needs two or more")
     if task is None:
-        few = not numeric or (whole and len(values) <= MAX_CLASSES)
-        task = "multiclass" if few else "regression"
+        rare = not numeric and len(values) * 3 > len(series)
+        if len(values) > MAX_CLASSES and (whole or rare):
+            raise ConfigError(
+                f"{len(series)} labels have {len(values)} different values: add --task "
+                "multiclass if they are classes, --task regression if they are amounts"
+            )
+        task = "multiclass" if whole or not numeric else "regression"
         task = "binary" if len(values) == 2 else task
     if task == "regression":
         if not numeric:

@@ -24,6 +24,7 @@ from flower_vfl.simulations.attacks import (
 )
 from flower_vfl.simulations.capture import CapturingGrid, check_capture
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.parties import check_files
 from flower_vfl.simulations.results import PARTIES_FOLDER, load_result, save_result
 
 _EVERY = 0.25  # seconds between two samples of the memory
@@ -142,6 +143,9 @@ def run_and_attack(
     """Run, then run the model-completion attacks that the settings ask for."""
     check_capture(config, engine)
     check_attacks(config)  # before the training, which may take long
+    for line in check_files(config):
+        if bar:
+            print(line)
     completing = bool(completions_of(config))
     temporary = completing and not config.out
     with tempfile.TemporaryDirectory() if temporary else nullcontext("") as folder:
