@@ -149,8 +149,7 @@ class StrategyCheckpoints:
         try:
             return self._store.load(tag, run)
         except DamagedError as error:
-            place = self._store.place(tag)
-            raise DamagedError(f"strategy: {error} ({place})") from None
+            raise DamagedError(f"strategy: {error}") from None
 
     def adopt(
         self, tag: str, part: Mapping[str, Any], replies: Mapping[str, Content]

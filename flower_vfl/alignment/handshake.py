@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import PartyError
-from flower_vfl.parties.checkpoints import Store, from_bytes, to_bytes
+from flower_vfl.parties.checkpoints import DamagedError, Store, from_bytes, to_bytes
 
 from .channel import ChunkCodec, SecureChannel
 from .groups import make_group
@@ -202,7 +202,11 @@ class SavedAlignment:
         """Return the saved alignment, None if there is none."""
         if CHECKPOINT not in store.tags():
             return None
-        state = _exchanged(store.load(CHECKPOINT))
+        try:
+            state = _exchanged(store.load(CHECKPOINT))
+        except DamagedError as error:
+            remedy = "Start without resume, which aligns the ids again"
+            raise PartyError(store.owner, str(error), remedy) from error
         return cls(AlignedIds(**state["alignment"]), state["fingerprint"])
 
 

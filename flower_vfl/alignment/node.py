@@ -3,7 +3,7 @@
 from flwr.app import Context
 
 from flower_vfl.errors import PartyError, unknown_name
-from flower_vfl.parties.checkpoints import open_store
+from flower_vfl.parties.checkpoints import open_store, writing
 from flower_vfl.parties.digests import keyed_digest
 from flower_vfl.protocol.messages import Content
 from flower_vfl.protocol.replay import Session
@@ -101,7 +101,8 @@ def _apply(session: Session, content: Content, context: Context) -> Content:
             "Resume with the settings of the first run, or start without resume",
         )
     if handshake is not None:
-        found.save(store)
+        with writing(party.name, "alignment"):
+            found.save(store)
         session.drop_handshake()
     session.place(found)
     _, split = party.digests(key)

@@ -1,7 +1,7 @@
 """A party's checkpoints, on its own disk or in its node's Flower state.
 
-A file has its content first, which ``torch.load`` reads, then whose it is, and last a
-digest of both, so that a damaged file or that of another party or run is never used.
+A file has its content first, which ``torch.load`` reads, and in its last line a digest
+and its origin, so that a damaged file or that of another party or run is never used.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from flower_vfl.errors import ConfigError, PartyError
 FINAL = "final"  # tag of the checkpoint that a run ends with
 _NUMBERED = re.compile(r"(step|best)-(\d+)")
 _RECORD = "flower_vfl.checkpoint."
-_MARK, _DIGEST = b"flower-vfl 1", 32  # the last bytes of a file, after its digest
 
 
 class DamagedError(ConfigError):
@@ -73,26 +72,6 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-def add_digest(content: bytes, *origin: str) -> tuple[bytes, str]:
-    """Return a content with its origin and a digest of both at its end, and that."""
-    header = json.dumps(origin).encode()
-    whole = content + header + len(header).to_bytes(4, "big")
-    digest = hashlib.blake2b(whole, digest_size=_DIGEST)
-    return whole + digest.digest() + _MARK, digest.hexdigest()
-
-
-def check_digest(data: bytes) -> tuple[bytes, list[str], str]:
-    """Return what :func:`add_digest` was given, and the digest; or raise."""
-    end = len(data) - len(_MARK) - _DIGEST
-    whole, digest = data[: max(end, 0)], data[max(end, 0) : -len(_MARK)]
-    found = hashlib.blake2b(whole, digest_size=_DIGEST).digest()
-    if not data.endswith(_MARK) or found != digest:
-        raise DamagedError("is damaged, or of another version of flower-vfl")
-    size = int.from_bytes(whole[-4:], "big")
-    content, header = whole[: -4 - size], whole[-4 - size : -4]
-    return content, json.loads(header), digest.hex()
-
-
 def write_private(target: Path, content: bytes) -> None:
     """Write a file that only its owner can read; a crash leaves the old or the new."""
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
@@ -135,30 +114,37 @@ class Store(ABC):
 
     def save(self, tag: str, state: dict[str, Any], run: str = "") -> str:
         """Keep a state under a tag; return the digest of what was written."""
-        origin = self.owner, check_tag(tag), run
-        salt = secrets.token_hex(16)  # the digest leaves this node and tells nothing
-        data, digest = add_digest(to_bytes(state), *origin, salt)
-        self._put(tag, data)
+        content, salt = to_bytes(state), secrets.token_hex(16)
+        # Salted: the digest leaves this node, and must not tell what it is of.
+        origin = json.dumps([self.owner, check_tag(tag), run, salt]).encode()
+        digest = hashlib.blake2b(content + origin).hexdigest()
+        self._put(tag, content + f"\n{digest} ".encode() + origin)
         return digest
 
     def load(self, tag: str, run: str = "", digest: str = "") -> dict[str, Any]:
         """Return the state of a tag: that of a run, and with a digest, where given."""
-        what = f"its checkpoint '{tag}'"
         if check_tag(tag) not in self.tags():
             kept = ", ".join(self.tags()) or "none"
             raise DamagedError(f"there is no checkpoint '{tag}'; kept: {kept}")
+        problem, content = "", b""
         try:
-            content, (owner, under, of_run, _), found = check_digest(self._get(tag))
+            content, _, end = self._get(tag).rpartition(b"\n")
+            found, _, origin = end.decode(errors="replace").partition(" ")
+            if found != hashlib.blake2b(content + origin.encode()).hexdigest():
+                problem = "is damaged, or of another version of flower-vfl"
+            else:
+                owner, under, of_run, _ = json.loads(origin)
+                if (owner, under) != (self.owner, tag):
+                    problem = f"is '{under}' of party '{owner}'"
+                elif run and run != of_run:
+                    problem = "is of another run"
+                elif digest and digest != found:
+                    problem = "was written at another time"
         except OSError as error:
-            raise DamagedError(f"{what} cannot be read: {error.strerror}") from error
-        except DamagedError as error:
-            raise DamagedError(f"{what} {error}") from None
-        if (owner, under) != (self.owner, tag):
-            raise DamagedError(f"{what} is '{under}' of party '{owner}'")
-        if run and run != of_run:
-            raise DamagedError(f"{what} is of another run")
-        if digest and digest != found:
-            raise DamagedError(f"{what} was written at another time")
+            problem = f"cannot be read: {error.strerror}"
+        if problem:
+            log(WARNING, "%s %s", self.place(tag), problem)  # the path stays here
+            raise DamagedError(f"its checkpoint '{tag}' {problem}")
         return from_bytes(content)
 
     def prune(self, keep: Collection[str]) -> None:

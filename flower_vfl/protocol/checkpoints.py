@@ -1,11 +1,6 @@
 """How a node keeps its party's state under a tag, and goes back to it."""
 
-from logging import WARNING
-from typing import Any
-
 from flwr.app import Context
-from flwr.supercore import log
-from torch import Tensor
 
 from flower_vfl.alignment.messages import read_list
 from flower_vfl.errors import PartyError
@@ -38,44 +33,30 @@ def restore(session: Session, content: Content, context: Context) -> Content:
     """Go back to the first of some saved states, if none of them is damaged."""
     party, store = session.party, open_store(context, session.party.name)
     tags, digests = (read_list(content, key, str) for key in ("tags", "digests"))
-    states = []
-    for tag, digest in zip(tags, digests, strict=True):
-        try:
-            states.append(store.load(tag, content.text("run"), digest))
-        except DamagedError as error:
-            log(WARNING, "%s: %s", store.place(tag), error)
-            return Content({"damaged": str(error)})
+    run = content.text("run")
+    try:
+        given = zip(tags, digests, strict=True)
+        states = [store.load(tag, run, digest) for tag, digest in given]
+    except DamagedError as error:
+        return Content({"damaged": str(error)})
     session.restores += 1
     session.policy.check_restores(party.name, session.restores)
-    state, tag = states[0], tags[0]
-    was, now = _shapes(state), _shapes(party.state_dict())
-    if tag != FINAL:  # which may predict other rows
-        was, now = {**state["plan"], **was}, {**_plan(session), **now}
-    for name in now:
-        if name in was and was[name] != now[name]:
-            values = f"was {was[name]} in the run that is resumed, now {now[name]}"
+    state, now = states[0], _plan(session)
+    for name, was in state["plan"].items():
+        if was != now.get(name) and tags[0] != FINAL:  # which may predict other rows
+            values = f"was {was} in the run that is resumed, now {now.get(name)}"
             if name == _DATA:
                 values = "is not that of the run that is resumed"
             raise PartyError(party.name, f"{name} {values}", _REMEDY)
     try:
         party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
     except (KeyError, RuntimeError, ValueError) as error:
-        log(WARNING, "%s: %s", store.place(tag), error)
-        problem = f"its models or optimizers do not fit its checkpoint '{tag}'"
+        first = str(error).splitlines()[-1].strip()  # torch names a weight, and shapes
+        problem = f"its models do not fit its checkpoint '{tags[0]}': {first}"
         raise PartyError(party.name, problem, _REMEDY) from error
     if session.seals is not None:
         session.seals.restored()
     return Content(step=party.step)
-
-
-def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the shapes of a party's weights."""
-    return {
-        f"the shape of '{name}' in its {part}": "x".join(map(str, value.shape))
-        for part in ("model", "objective", "aggregation")
-        for name, value in state.get(part, {}).items()
-        if isinstance(value, Tensor)
-    }
 
 
 def _plan(session: Session) -> dict[str, int | float | str]:
