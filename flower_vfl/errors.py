@@ -91,3 +91,15 @@ class PartyRestartedError(PartyError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not in a registry, listing those that are."""
     return ConfigError(f"unknown {kind} '{name}'; known: {', '.join(sorted(known))}")
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not in a registry."""
+    if name not in known:
+        raise unknown_name(kind, name, known)
+
+
+def require(condition: bool, name: str, wanted: str, value: object) -> None:
+    """Raise an error about a parameter unless a condition holds."""
+    if not condition:
+        raise ConfigError(f"{name} must be {wanted}, got {value}")

@@ -182,9 +182,3 @@ class AdjustableTransform(RowTransform):
             name = type(self).__name__
             raise ConfigError(f"{sorted(state)} is not the state of the defense {name}")
         self.raised = float(state["raised"])
-
-
-def require(condition: bool, name: str, wanted: str, value: object) -> None:
-    """Raise an error about a parameter of a transform unless a condition holds."""
-    if not condition:
-        raise ConfigError(f"{name} must be {wanted}, got {value}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError, check_name
 
 T = TypeVar("T")
 
@@ -52,8 +52,7 @@ def build_from_spec(
 ) -> T:
     """Build the object that a config string describes."""
     name, raw = parse_spec(text)
-    if name not in known:
-        raise unknown_name(kind, name, known)
+    check_name(kind, name, known)
     factory = known[name]
     arguments = typed_arguments(kind, name, raw, factory, len(given))
     try:

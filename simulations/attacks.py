@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, require, unknown_name
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.leakage.attacks.registry import SCORE_ATTACKS
 from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
@@ -38,8 +38,7 @@ class Passive(ModelCompletion):
     def __post_init__(self) -> None:
         """Refuse fewer than one seed."""
         super().__post_init__()
-        if self.seeds < 1:
-            raise ConfigError(f"seeds must be at least 1, got {self.seeds}")
+        require(self.seeds >= 1, "seeds", "at least 1", self.seeds)
 
     def attackers(self, parties: int) -> list[int]:
         """Return the numbers of the passive parties that attack."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from Crypto.Math.Numbers import Integer
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 
 from .elements import Elements, Group, InvalidElementError
 
@@ -287,6 +287,5 @@ GROUPS: dict[str, Callable[[], Group]] = {
 
 def make_group(name: str = DEFAULT_GROUP) -> Group:
     """Return a group by its name, one of `GROUPS`."""
-    if name not in GROUPS:
-        raise unknown_name("group", name, GROUPS)
+    check_name("group", name, GROUPS)
     return GROUPS[name]()

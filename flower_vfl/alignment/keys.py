@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, check_name
 
 from .channel import Identity
 from .ids import Normaliser
@@ -67,8 +67,7 @@ class AlignmentSettings:
     def __post_init__(self) -> None:
         """Refuse unknown methods."""
         for method in self.methods:
-            if method not in METHODS:
-                raise unknown_name("alignment method", method, METHODS)
+            check_name("alignment method", method, METHODS)
 
     @classmethod
     def from_node(cls, config: Mapping[str, object]) -> AlignmentSettings:

@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import Content
 
@@ -88,10 +88,8 @@ class HandshakeConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown names and a session without a random name."""
-        if self.method not in METHODS:
-            raise unknown_name("alignment method", self.method, METHODS)
-        if self.group not in GROUPS:
-            raise unknown_name("group", self.group, GROUPS)
+        check_name("alignment method", self.method, METHODS)
+        check_name("group", self.group, GROUPS)
         if len(self.session) < _SESSION_BYTES:
             raise ConfigError("an alignment session needs a random name of 16 bytes")
         if not 0 <= self.padding <= _MAX_PADDING or self.chunk_bytes < 1:

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.objectives.base import class_numbers
 from flower_vfl.parties.base import Features, as_tensors
 from flower_vfl.randomness import RandomState, derive_seed
@@ -190,15 +190,14 @@ class ModelCompletion:
         least = {"labels": 2, "steps": 1, "batch_size": 2, "augmentations": 1}
         least |= dict.fromkeys(("alpha", "lambda_u", "shift", "noise"), 0)
         for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ConfigError(f"{name} must be at least {value}")
-        if any(width < 1 for width in self.head):
-            raise ConfigError(f"widths of the head must be at least 1, got {self.head}")
-        if not 0.0 <= self.ema < 1.0:
-            raise ConfigError(f"ema must be at least 0 and below 1, got {self.ema}")
+            given = getattr(self, name)
+            require(given >= value, name, f"at least {value}", given)
+        wide = all(width >= 1 for width in self.head)
+        require(wide, "widths of the head", "at least 1", self.head)
+        require(0.0 <= self.ema < 1.0, "ema", "at least 0 and below 1", self.ema)
         for name in ("temperature", "lr"):
-            if getattr(self, name) <= 0.0:
-                raise ConfigError(f"{name} must be above 0")
+            given = getattr(self, name)
+            require(given > 0.0, name, "above 0", given)
 
     def run(
         self,
@@ -306,8 +305,7 @@ class ModelCompletion:
             return "top5" if classes >= _MANY_CLASSES else "accuracy"
         known = {"accuracy"} | ({"f1", "auc"} if classes == 2 else set())
         known |= {"top5"} if classes > 5 else set()
-        if self.metric not in known:
-            raise unknown_name(f"metric for {classes} classes", self.metric, known)
+        check_name(f"metric for {classes} classes", self.metric, known)
         return self.metric
 
 

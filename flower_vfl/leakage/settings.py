@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, unknown_name
 
 LeakAction = Literal["warn", "stop", "raise"]
 ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
@@ -71,10 +71,8 @@ class Leakage:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if self.action not in ACTIONS:
-            raise unknown_name("action", self.action, ACTIONS)
-        if self.membership not in MEMBERSHIPS:
-            raise unknown_name("membership", self.membership, MEMBERSHIPS)
+        check_name("action", self.action, ACTIONS)
+        check_name("membership", self.membership, MEMBERSHIPS)
         if self.limit is not None and not 0.0 < self.limit <= 1.0:
             raise ConfigError(f"a leak limit is between 0 and 1, got {self.limit}")
         if self.limit is None and self.action != "warn":

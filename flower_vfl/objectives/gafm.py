@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.randomness import Noise
 
 from .base import (
@@ -53,12 +53,9 @@ class AdversarialObjective(Objective):
     def __init__(self, gamma: float, sigma: float, clip: float) -> None:
         super().__init__()
         for name, value in (("gamma", gamma), ("sigma", sigma)):
-            if not 0.0 <= value < float("inf"):
-                raise ConfigError(
-                    f"{name} must be a finite number of at least 0, got {value}"
-                )
-        if not 0.0 < clip < float("inf"):
-            raise ConfigError(f"clip must be a finite number above 0, got {clip}")
+            possible = 0.0 <= value < float("inf")
+            require(possible, name, "a finite number of at least 0", value)
+        require(0.0 < clip < float("inf"), "clip", "a finite number above 0", clip)
         self.gamma, self.sigma, self.clip = gamma, sigma, clip
         self.gradient_parts: dict[str, Tensor] = {}
         self._ascent: list[Optimizer] = []
@@ -371,5 +368,4 @@ def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> N
             f"delta must be from 0 to {1.0 - 1.0 / classes:g} for {classes} classes, "
             f"got {delta}"
         )
-    if parts not in ("both", "gan", "ce"):
-        raise unknown_name("part of GAFM", parts, ("both", "gan", "ce"))
+    check_name("part of GAFM", parts, ("both", "gan", "ce"))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 
 from .base import Outcome, Task, class_numbers, finite_numbers
 from .gafm import AdversarialObjective, gan_loss, gradient_of
@@ -74,12 +74,10 @@ class GAFMOriginal(AdversarialObjective):
         center: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        if task not in GAMMA:
-            raise unknown_name("task of GAFMOriginal", task, GAMMA)
+        check_name("task of GAFMOriginal", task, GAMMA)
         super().__init__(GAMMA[task] if gamma is None else gamma, sigma, clip)
         self.task: Task = task
-        if not scale > 0.0:
-            raise ConfigError(f"scale must be positive, got {scale}")
+        require(scale > 0.0, "scale", "positive", scale)
         if task == "binary" and (center, scale) != (0.0, 1.0):
             raise ConfigError("center and scale are for a regression; leave them out")
         self.literal = literal

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 
 from .base import OptimizerFactory, Outcome, optimizers_of
 from .cross_entropy import CrossEntropy
@@ -176,10 +176,8 @@ class LADistill(CrossEntropy):
             raise ConfigError(
                 f"k must be from 2 to the number of classes, {classes}; got {k}"
             )
-        if not 0.0 <= eps < 1.0:
-            raise ConfigError(f"eps must be at least 0 and below 1, got {eps}")
-        if first_epoch not in ("vanilla", "silent"):
-            raise unknown_name("first epoch", first_epoch, ("vanilla", "silent"))
+        require(0.0 <= eps < 1.0, "eps", "at least 0 and below 1", eps)
+        check_name("first epoch", first_epoch, ("vanilla", "silent"))
         if teacher_epochs < 1 or teacher_batch < 2 or not teacher_lr > 0.0:
             raise ConfigError(
                 "a teacher needs at least 1 epoch, batches of 2 rows and a learning "

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import require
 
 from .base import Task, TopModelObjective, finite_numbers, one_column
 
@@ -33,8 +33,7 @@ class MeanSquaredError(TopModelObjective):
 
     def __init__(self, top: nn.Module, center: float = 0.0, scale: float = 1.0) -> None:
         super().__init__(top)
-        if not scale > 0.0:
-            raise ConfigError(f"scale must be positive, got {scale}")
+        require(scale > 0.0, "scale", "positive", scale)
         # Buffers, so that a checkpoint includes them.
         self.center: Tensor
         self.scale: Tensor

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.randomness import RandomState, derive_seed, generator
 
 from .base import OptimizerFactory
@@ -71,10 +71,8 @@ class SubsetTraining:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not 0.0 < self.fraction <= 1.0:
-            raise ConfigError(
-                f"fraction must be above 0 and at most 1, got {self.fraction}"
-            )
+        share = self.fraction
+        require(0.0 < share <= 1.0, "fraction", "above 0 and at most 1", share)
         if self.epochs < 1 or self.batch_size < 2:
             raise ConfigError("a selection needs at least 1 epoch and batches of 2")
         if not self.features:
@@ -218,8 +216,7 @@ def select_gamma(
     >>> choice.gamma == choice.ce / choice.gan
     True
     """
-    if repeats < 1:
-        raise ConfigError(f"repeats must be at least 1, got {repeats}")
+    require(repeats >= 1, "repeats", "at least 1", repeats)
     results = [train_on_subset(training, partial(make, 1.0), i) for i in range(repeats)]
     sizes = [r.averages if literal else r.magnitudes for r in results]
     gan = abs(statistics.fmean(size["gan"] for size in sizes))

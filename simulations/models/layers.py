@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.simulations.datasets.types import InputSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,8 +22,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def activation_layer(name: str) -> nn.Module:
     """Return a new activation module."""
-    if name not in ACTIVATIONS:
-        raise unknown_name("activation", name, ACTIVATIONS)
+    check_name("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
 
 
@@ -36,8 +35,7 @@ def dense_layers(
     batch_norm: bool = False,
 ) -> list[nn.Module]:
     """Return hidden layers, then a linear layer unless its width is None."""
-    if not 0.0 <= dropout < 1.0:
-        raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}")
+    require(0.0 <= dropout < 1.0, "dropout", "at least 0 and below 1", dropout)
     positive("hidden", *hidden)
     layers: list[nn.Module] = []
     for units in hidden:
@@ -61,8 +59,7 @@ def conv_layers(
 ) -> tuple[list[nn.Module], tuple[int, int, int]]:
     """Return convolutions, each with an activation and 2×2 max pooling."""
     positive("channels", *channels)
-    if kernel < 1 or kernel % 2 == 0:
-        raise ConfigError(f"kernel must be odd and at least 1, got {kernel}")
+    require(kernel > 0 and kernel % 2 == 1, "kernel", "odd and at least 1", kernel)
     inside, *sides = shape
     layers: list[nn.Module] = []
     for outside in channels:
@@ -84,8 +81,7 @@ def conv_layers(
 def positive(what: str, *values: int) -> None:
     """Refuse sizes below 1."""
     for value in values:
-        if value < 1:
-            raise ConfigError(f"{what} must be at least 1, got {value}")
+        require(value >= 1, what, "at least 1", value)
 
 
 def normalise_image(image: Tensor) -> Tensor:

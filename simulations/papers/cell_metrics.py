@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from sklearn.neighbors import NearestNeighbors
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
@@ -37,8 +37,7 @@ class Found:
 def final(run: Found, metric: str) -> float:
     """Return a metric of the last evaluation."""
     known = final_metrics(run.records.assign(**{RUN: ""})).set_index("name")["value"]
-    if metric not in known:
-        raise unknown_name("metric", metric, known)
+    check_name("metric", metric, known)
     return float(known[metric])
 
 
@@ -53,8 +52,7 @@ def series(
     flipped: bool = False,
 ) -> float:
     """Return what was measured about the parties, summarised over steps."""
-    if statistic not in STATISTICS:
-        raise unknown_name("statistic", statistic, STATISTICS)
+    check_name("statistic", statistic, STATISTICS)
     measured = run.records.query("party != '' and step > 0")
     sought = {"metric": metric, "attack": attack, "layer": layer}
     found = measured[(measured[list(sought)] == pd.Series(sought)).all(axis=1)]

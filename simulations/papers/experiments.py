@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset
 
@@ -193,16 +193,12 @@ def _column(entry: Mapping[str, Any]) -> Column:
         arguments=arguments,
     )
     known = {**READINGS, **DERIVED}
-    if column.reading not in known:
-        raise unknown_name("reading", column.reading, known)
-    if column.seeds not in OVER_SEEDS:
-        raise unknown_name("summary of seeds", column.seeds, OVER_SEEDS)
-    if column.how not in COMPARISONS:
-        raise unknown_name("comparison", column.how, COMPARISONS)
+    check_name("reading", column.reading, known)
+    check_name("summary of seeds", column.seeds, OVER_SEEDS)
+    check_name("comparison", column.how, COMPARISONS)
     accepted = list(inspect.signature(known[column.reading]).parameters)[1:]
     for name in arguments:
-        if name not in accepted:
-            raise unknown_name(f"argument of '{column.reading}'", name, accepted)
+        check_name(f"argument of '{column.reading}'", name, accepted)
     return column
 
 
@@ -232,8 +228,7 @@ def _choice(
     choices: Mapping[str, Mapping[str, Settings]], axis: str, label: str
 ) -> Settings:
     known = choices.get(axis, {})
-    if label not in known:
-        raise unknown_name(f"choice of {axis}", label, known)
+    check_name(f"choice of {axis}", label, known)
     return known[label]
 
 
@@ -278,8 +273,7 @@ def _check(experiment: Experiment) -> None:
     names = [column.name for column in experiment.columns]
     last = list(experiment.axes.values())[-1]
     for labels, figures in experiment.figures.items():
-        if " / ".join(labels) not in rows:
-            raise unknown_name("row of a figure", " / ".join(labels), rows)
+        check_name("row of a figure", " / ".join(labels), rows)
         if len(figures) != len(experiment.shown):
             raise ConfigError(
                 f"{' / '.join(labels)} has {len(figures)} figures for "
@@ -287,8 +281,7 @@ def _check(experiment: Experiment) -> None:
             )
     for claim in experiment.claims:
         for row in filter(None, (claim.row, claim.above, claim.below)):
-            if row not in rows:
-                raise unknown_name("row of a claim", row, rows)
+            check_name("row of a claim", row, rows)
         if claim.row and claim.column not in names:
             raise unknown_name("column of a claim", claim.column, names)
     for column in experiment.columns:

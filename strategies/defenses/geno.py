@@ -16,8 +16,8 @@ import torch
 from flwr.supercore import log
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.rows import RowTransform, require, row_norms
+from flower_vfl.errors import ConfigError, require
+from flower_vfl.rows import RowTransform, row_norms
 from flower_vfl.transform import Batch
 
 DEVIATIONS = 6.0  # a norm this many deviations above the median is an outlier

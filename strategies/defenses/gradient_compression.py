@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.rows import RowTransform, require
+from flower_vfl.errors import require
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
 

@@ -8,8 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from flower_vfl.errors import require
 from flower_vfl.randomness import Noise
-from flower_vfl.rows import AdjustableTransform, require, row_norms
+from flower_vfl.rows import AdjustableTransform, row_norms
 from flower_vfl.transform import Batch
 
 

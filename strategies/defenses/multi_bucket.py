@@ -7,7 +7,8 @@ al., USENIX Security 2022).
 
 from torch import Tensor
 
-from flower_vfl.rows import RowTransform, require
+from flower_vfl.errors import require
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flower_vfl.errors import require
 from flower_vfl.randomness import Noise
-from flower_vfl.rows import AdjustableTransform, require
+from flower_vfl.rows import AdjustableTransform
 from flower_vfl.transform import Batch
 
 

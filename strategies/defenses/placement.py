@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.transform import GradientTransform
 
 from .compose import Compose, flat
@@ -47,8 +47,7 @@ class Defense:
 
     def __post_init__(self) -> None:
         """Refuse unknown names, and build what a config string names."""
-        if self.at not in PLACEMENTS:
-            raise unknown_name("placement", self.at, PLACEMENTS)
+        check_name("placement", self.at, PLACEMENTS)
         if self.noise_seed is not None and self.noise_seed < 0:
             raise ConfigError(f"noise_seed must not be negative, got {self.noise_seed}")
         what = self.what

@@ -11,8 +11,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from flower_vfl.errors import require
 from flower_vfl.randomness import Noise
-from flower_vfl.rows import RowTransform, require
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
 from .noisy_gradients import laplace

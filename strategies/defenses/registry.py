@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.specs import build_from_spec, write_spec
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.transform import GradientTransform
@@ -133,8 +133,7 @@ def _from_table(table: Mapping[str, Any]) -> GradientTransform:
     inner = table[kinds[0]]
     if kinds == ["name"]:
         name = SHORT_NAMES.get(str(inner), str(inner))
-        if name not in DEFENSES:
-            raise unknown_name("defense", name, DEFENSES)
+        check_name("defense", name, DEFENSES)
         given = {key: value for key, value in table.items() if key != "name"}
         texts = [f"{key}={_toml_text(value)}" for key, value in given.items()]
         return _from_name(f"{name}:{','.join(texts)}" if texts else name)

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.errors import require
 from flower_vfl.randomness import Noise
-from flower_vfl.rows import RowTransform, require
+from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column

@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from flower_vfl.errors import unknown_name
+from flower_vfl.errors import check_name
 from flower_vfl.grids.wrapped import WrappedGrid
 
 from .endpoint import Endpoint, Pem
@@ -122,10 +122,9 @@ class ResidentGrid(WrappedGrid):
         close_timeout: float = 10.0,
         limits: Limits | None = None,
     ) -> None:
-        if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
-            raise unknown_name("wire_dtype", wire_dtype, WIRE_DTYPES)
-        if on_missing not in ("error", "plain"):
-            raise unknown_name("on_missing", on_missing, ("error", "plain"))
+        if wire_dtype is not None:
+            check_name("wire_dtype", wire_dtype, WIRE_DTYPES)
+        check_name("on_missing", on_missing, ("error", "plain"))
         super().__init__(grid)
         self._endpoint = Endpoint(
             address, advertise, certificate, private_key, root_certificate, insecure

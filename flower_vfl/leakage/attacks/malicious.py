@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 
 OFFSET = 1e-7
 LEAST_RATIO = 1.0
@@ -184,8 +184,8 @@ class MaliciousAdam(_Malicious):
         gamma: float = 1.0,
         max_ratio: float = 5.0,
     ) -> None:
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ConfigError(f"betas must be at least 0 and below 1, got {betas}")
+        possible = all(0.0 <= beta < 1.0 for beta in betas)
+        require(possible, "betas", "at least 0 and below 1", betas)
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, gamma, max_ratio, **settings)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.objectives import Task
 
 from .known import (
@@ -223,10 +223,8 @@ class MedianAttack(MeanAttack):
 
     def __post_init__(self) -> None:
         """Refuse an empty sample."""
-        if isinstance(self.sample, int) and self.sample < 1:
-            raise ConfigError(
-                f"sample must be a number from 1 or none, got {self.sample}"
-            )
+        enough = not isinstance(self.sample, int) or self.sample >= 1
+        require(enough, "sample", "a number from 1 or none", self.sample)
 
     def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
         """Return the median of each group of rows."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.leakage.auc import Pair, leak_pair, roc_auc
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
@@ -46,8 +46,7 @@ def build_attack(spec: str, task: Task) -> ScoreAttack:
     """Build an attack from its name and parameters; refuse one that needs classes."""
     kind = "score attack"
     name, raw = parse_spec(spec)
-    if name not in SCORE_ATTACKS:
-        raise unknown_name(kind, name, SCORE_ATTACKS)
+    check_name(kind, name, SCORE_ATTACKS)
     factory = SCORE_ATTACKS[name]
     attack: ScoreAttack
     if isinstance(factory, type):

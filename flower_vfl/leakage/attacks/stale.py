@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.objectives import Task
 
 from .known import GroupedLabels, as_rows, attacker, finite_norms
@@ -50,8 +50,7 @@ class StaleGradients:
     def __init__(
         self, rows: int, normalize: bool = False, task: Task = "binary"
     ) -> None:
-        if rows < 1:
-            raise ConfigError(f"rows must be a number from 1, got {rows}")
+        require(rows >= 1, "rows", "a number from 1", rows)
         self.rows = rows
         self.normalize = normalize
         self.task: Task = task

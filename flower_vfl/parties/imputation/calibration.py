@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 
 When = Literal["te", "tr"]
 WHEN: tuple[When, ...] = get_args(When)
@@ -69,8 +69,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Refuse a mixture that cannot be undone."""
-        if self.when not in WHEN:
-            raise unknown_name("calibration", self.when, WHEN)
+        check_name("calibration", self.when, WHEN)
         if not self.weight > 0.0:
             raise ConfigError(
                 "predictions cannot be calibrated: no row is held by all parties"

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, PartyError, require
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.randomness import Noise, derive_seed, draw_secret
 from flower_vfl.specs import build_from_spec
@@ -155,8 +155,7 @@ class Gaussian(_RandomEmbeddings):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        if not scale > 0.0:
-            raise ConfigError(f"scale must be positive, got {scale}")
+        require(scale > 0.0, "scale", "positive", scale)
         self.scale = scale
 
     def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
@@ -168,8 +167,7 @@ class Random(_RandomEmbeddings):
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
-        if not 0.0 < momentum <= 1.0:
-            raise ConfigError(f"momentum must be above 0 and up to 1, got {momentum}")
+        require(0.0 < momentum <= 1.0, "momentum", "above 0 and up to 1", momentum)
         self.momentum = momentum
         self._moving: Averages | None = None  # after the last completed step
         self._next: Averages | None = None  # with the current batch

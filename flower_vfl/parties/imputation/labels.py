@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
@@ -183,8 +183,7 @@ class RandomPred(LabelSynthesizer):
 
     def __init__(self, samples: int = 1) -> None:
         super().__init__()
-        if samples < 1:
-            raise ConfigError(f"samples must be at least 1, got {samples}")
+        require(samples >= 1, "samples", "at least 1", samples)
         self.samples = samples
 
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
@@ -203,8 +202,7 @@ class Neighbors(LabelSynthesizer):
 
     def __init__(self, k: int = 3) -> None:
         super().__init__()
-        if k < 1:
-            raise ConfigError(f"k must be at least 1, got {k}")
+        require(k >= 1, "k", "at least 1", k)
         self.k = k
 
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:

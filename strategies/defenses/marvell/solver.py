@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import require
 
 _EPSILON = sys.float_info.epsilon
 _LARGEST = sys.float_info.max
@@ -103,8 +103,7 @@ def auc_bound(sum_kl: float) -> float:
 
 def allowed_sum_kl(auc: float) -> float:
     """Return the divergence whose bound is a given AUC, the inverse of `auc_bound`."""
-    if not 0.5 < auc < 1.0:
-        raise ConfigError(f"auc must be above 0.5 and below 1, got {auc}")
+    require(0.5 < auc < 1.0, "auc", "above 0.5 and below 1", auc)
     excess = 2.0 * auc - 1.0
     return (2.0 * excess / (1.0 + math.sqrt(1.0 - excess))) ** 2
 
@@ -142,12 +141,9 @@ def lowest(
 def _check(d: int, p: float, **amounts: float) -> None:
     """Raise an error about amounts that no batch can have."""
     for name, amount in amounts.items():
-        if not 0.0 <= amount < math.inf:
-            raise ConfigError(f"{name} must be a finite number from 0, got {amount}")
-    if not 0.0 <= p <= 1.0:
-        raise ConfigError(f"p must be between 0 and 1, got {p}")
-    if not 1 <= d < 2**53 or d != int(d):
-        raise ConfigError(f"d must be a whole number from 1, got {d}")
+        require(0.0 <= amount < math.inf, name, "a finite number from 0", amount)
+    require(0.0 <= p <= 1.0, "p", "between 0 and 1", p)
+    require(1 <= d < 2**53 and d == int(d), "d", "a whole number from 1", d)
 
 
 def _shift(*amounts: float) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, PartyError, require
 from flower_vfl.randomness import Noise
-from flower_vfl.rows import AdjustableTransform, require
+from flower_vfl.rows import AdjustableTransform
 from flower_vfl.transform import AUC_BOUND, Batch
 
 from .multiclass import solve_multiclass
