@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
+from flwr.supercore.constant import TaskType
 
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError, unknown_name
@@ -191,6 +192,9 @@ def train(
     seconds = time.time() - started
     trained = train_metrics(strategy, config) if config.train_metrics else {}
     document = result_document(config, engine, result, seconds, trained)
+    known = strategy._running().participants
+    everyone = {known.label.name: known.label, **known.passive}
+    document["parties"] = {name: party.rows for name, party in everyone.items()}
     if then is not None:
         then(strategy, config)
     if config.out:
@@ -215,11 +219,16 @@ def main(grid: Grid, context: Context) -> None:
     check_capture(config, "flwr run")
     if completions_of(config):
         log(INFO, "model completion follows only if 'flower-vfl run' started this run")
+    engine = "flower" if config.transport == "plain" else "ray"
+    if grid.run.primary_task_type != TaskType.SIMULATION:
+        engine = "deployment"
+        if config.label_column:  # the nodes have files of their own
+            config = replace(config, dataset="")
     if config.transport == "plain":
-        train(grid, config, engine="flower", progress=False)
+        train(grid, config, engine, progress=False)
         return
     with resident_grid(grid, config) as sessions:
-        train(sessions, config, engine="ray", progress=False)
+        train(sessions, config, engine, progress=False)
 
 
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:

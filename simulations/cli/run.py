@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -22,9 +20,10 @@ from flower_vfl.simulations.results import PARTIES_FOLDER, RUN, table
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.run_metrics import leaks, utilities
 from flower_vfl.specs import parse_spec
+from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
-from .options import AsJson, option, takes_settings
+from .options import AsJson, option, results_folder, takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
 # Settings with which probabilities may be off, so that their error is shown.
@@ -46,7 +45,10 @@ def run(
         ),
     ] = "in-process",
     out: Annotated[
-        Path | None, option("Folder for result.json and the trained modules.")
+        Path | None,
+        option(
+            "Folder for result.json and the trained modules.", callback=results_folder
+        ),
     ] = None,
     as_json: AsJson = False,
     verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
@@ -66,10 +68,11 @@ def run(
     )
     try:
         document = run_and_attack(config, engine, verbose, not as_json)
-    except KeyboardInterrupt:  # typer would exit without a message
-        hint = "; the same command with --resume continues it" if folder else ""
-        print(f"flower-vfl: interrupted{hint}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        kept = out and [*Path(config.state_dir).glob(f"{RESERVED}/step-*.pt")]
+        continued = "the same command with --resume continues it"
+        none = "no checkpoint was kept; give --out and --checkpoint-every to keep some"
+        raise KeyboardInterrupt(continued if kept else none) from None
     if as_json:
         print(json.dumps(document))
     else:
@@ -80,7 +83,7 @@ def show_result(document: dict[str, Any]) -> None:
     """Print a result document."""
     config, seconds = document["config"], document["seconds"]
     records = table(document).assign(**{RUN: ""})
-    source = Path(config["label_party"]).name or config["dataset"]
+    source = Path(config["label_party"]).name or config["dataset"] or "own files"
     title = f"{source}: {config['parties']} passive parties"
     if config["defense"]:
         title += f", {config['defense']} at the {config['defense_at']}"

@@ -150,7 +150,7 @@ def load_report(folder: Path) -> Report:
             return _of_study(folder)
         document = load_result(folder)
         config = document["config"]
-        source = Path(config["label_party"]).name or config["dataset"]
+        source = Path(config["label_party"]).name or config["dataset"] or "own files"
         title, key = f"{source}: {_method(config)}", folder.name
         runs, records = _tables({key: document}, {key: {}})
         return Report(

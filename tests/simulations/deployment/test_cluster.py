@@ -125,6 +125,8 @@ def test_the_command_trains_over_three_organisations(
     document = load_result(folder / "server" / "result")
     assert f"test auc: {document['final']['test_auc']:.4f}" in said
     assert document["final"]["test_auc"] > 0.95
+    assert (document["engine"], document["config"]["dataset"]) == ("deployment", "")
+    assert document["parties"] == dict.fromkeys(("bank", "shop", "telco"), 569)
 
     parties = write_party_files(tmp_path / "again")  # the same files
     names = [party.name for party in parties]
