@@ -1,15 +1,18 @@
 """The ``flower-vfl`` command."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.plugins import use_plugins
 
 from .align import align, key
 from .compare import compare
+from .inspect import inspect
+from .options import as_options
 from .predict import predict
 from .report import report
 from .reproduce import reproduce
@@ -18,8 +21,27 @@ from .scale import scale
 from .select import select
 from .sweep import sweep
 
+_STUDIES = ("compare", "sweep", "scale", "reproduce")
+
+
+class Commands(TyperGroup):
+    """The commands; typer would end an interrupted one without a word."""
+
+    def invoke(self, context: typer.Context) -> Any:  # type: ignore[override]
+        """Run a command; after Ctrl-C say what is kept, and exit with 130."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupted:
+            kept = "; finished runs are kept, and the same command goes on with them"
+            kept = kept if context.invoked_subcommand in _STUDIES else ""
+            kept = f"; {interrupted}" if interrupted.args else kept
+            print(f"flower-vfl: interrupted{kept}", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="flower-vfl",
+    cls=Commands,
     help="Vertical federated learning on Flower: parties that hold different columns "
     "about the same people train one model together.",
     no_args_is_help=True,
@@ -29,7 +51,7 @@ app = typer.Typer(
 )
 for command in (run, select, reproduce, scale, compare, sweep):
     app.command()(command)
-for command in (align, key, report, predict):
+for command in (inspect, align, key, report, predict):
     app.command()(command)
 
 
@@ -53,8 +75,5 @@ def main() -> None:
         app()
     except VerticalError as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        print(f"flower-vfl: {error}{notes}", file=sys.stderr)
+        print(f"flower-vfl: {as_options(f'{error}{notes}')}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        print("flower-vfl: interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from flower_vfl.simulations.config import (
     RunConfig,
 )
 from flower_vfl.simulations.datasets import dataset_names
+from flower_vfl.simulations.datasets.reading import SUFFIXES
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
@@ -37,11 +39,30 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
 _OF_RUN = {"out", "resume"}  # options of `run` only
 _SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
+_API_NAMES = {  # in errors, and the option that stands for each
+    r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
+    r"Checkpoints\(every=\.\.\.\)": "--checkpoint-every",
+    r'(, Defense\(\.\.\., at="label"\))? \(defense-at="label" in the run config\)': (
+        " (--defense-at label)"
+    ),
+}
+_API_NAMES |= {
+    rf"(?<![\w/.'-]){name}(?![\w/.'=-])": f"--{name.replace('_', '-')}"
+    for name in sorted(_SETTABLE - set(OPTIONS))
+    if "_" in name
+}
 
 
-def option(help: str, *names: str, panel: str = RUN) -> Any:
+def option(help: str, *names: str, panel: str = RUN, **more: Any) -> Any:
     """Return an option of a command in a panel of its help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def results_folder(path: Path | None) -> Path | None:
+    """Return the path of a folder for results; refuse that of a file."""
+    if path is not None and (path.is_file() or path.name.lower().endswith(SUFFIXES)):
+        raise ConfigError(f"--out names a folder for results, but '{path}' is a file")
+    return path
 
 
 Workers = Annotated[int, option("Runs at the same time, on Ray.")]
@@ -49,7 +70,11 @@ RayAddress = Annotated[str, option("A running Ray cluster; empty: this machine."
 Gpus = Annotated[float, option("GPUs of each run on Ray, e.g. 0.25.")]
 Engine = Annotated[str, option("As for 'run'.")]
 Out = Annotated[
-    Path | None, option("Folder of the study; what is finished there is not repeated.")
+    Path | None,
+    option(
+        "Folder of the study; what is finished there is not repeated.",
+        callback=results_folder,
+    ),
 ]
 AsJson = Annotated[bool, option("Print the result as JSON and nothing else.", "--json")]
 AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
@@ -225,12 +250,20 @@ def source_of(config: RunConfig) -> str:
     return Path(config.label_party).stem or config.dataset
 
 
+def as_options(text: str) -> str:
+    """Return an error with the options of the commands in place of API names."""
+    for pattern, option in _API_NAMES.items():
+        text = re.sub(pattern, option, text)
+    return text
+
+
 def show_errors(study: Study) -> None:
     """Print which runs failed, and why."""
     labels = {trial["key"]: trial["labels"] for trial in study.trials}
     for key, error in study.errors.items():
         what = ", ".join(f"{name} {value}" for name, value in labels[key].items())
-        print(f"flower-vfl: {what}: {error['error']}", file=sys.stderr)
+        text = as_options(error["error"])
+        print(f"flower-vfl: {what}: {text}", file=sys.stderr)
     if study.errors:
         print(
             f"flower-vfl: {len(study.errors)} of {len(study.trials)} runs failed; the "

@@ -31,6 +31,7 @@ from flower_vfl.simulations.results import (
     write_whole,
 )
 from flower_vfl.simulations.runtime.engines import ENGINES
+from flower_vfl.strategies.state import interruptible
 
 from .run_metrics import run_columns
 from .trials import ELSEWHERE, Outcome, Trial, outcomes
@@ -174,9 +175,16 @@ def run_study(
         disable=not (bar and console.is_terminal),
     )
     try:
-        for key, outcome in ended:
-            _keep(study, key, outcome, workers)
-    finally:  # also after Ctrl-C
+        with interruptible(at_once=True) as interrupted:
+            for key, outcome in ended:
+                _keep(study, key, outcome, workers)
+                if interrupted():
+                    break
+    except KeyboardInterrupt:
+        kept = f"{len(study.documents)} of {len(unique)} runs are finished in {folder}"
+        text = f"{kept}; the same command continues with the others"
+        raise KeyboardInterrupt(text) from None
+    finally:
         study.save()
         study.write_table()
     return study
