@@ -1,9 +1,15 @@
 """What a run measured, as records with fields."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
+_ROW = struct.Struct("=IQd")  # number of a kind, step, value
+_IN_MEMORY = 1 << 20  # bytes of records before a temporary file takes them
 COLUMNS = ("metric", "party", "attack", "layer", "step", "value")
 
 
@@ -46,6 +52,48 @@ class Measurement:
         layer = f"@{self.layer}" if self.layer else ""
         party = f"/{self.party}" if self.party else ""
         return f"{self.metric}{attack}{layer}{party}"
+
+
+class Records:
+    """Many measurements; a long run makes millions, so they are kept in a file.
+
+    Examples
+    --------
+    >>> records = Records([Measurement("leak", 0.5, step=1)])
+    >>> records += [Measurement("leak", 0.75, step=2)]
+    >>> len(records), [each.value for each in records.since(1)]
+    (2, [0.75])
+    """
+
+    def __init__(self, records: Iterable[Measurement] = ()) -> None:
+        self._kinds: dict[tuple[str, str, str, str], int] = {}
+        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        self += records
+
+    def __iadd__(self, records: Iterable[Measurement]) -> Records:
+        """Add records."""
+        kinds = self._kinds
+        for each in records:
+            kind = each.metric, each.party, each.attack, each.layer
+            number = kinds.setdefault(kind, len(kinds))
+            self._file.write(_ROW.pack(number, each.step, each.value))
+        return self
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return self._file.tell() // _ROW.size
+
+    def __iter__(self) -> Iterator[Measurement]:
+        """Return all records, in the order in which they were added."""
+        return self.since(0)
+
+    def since(self, first: int) -> Iterator[Measurement]:
+        """Return the records without the first ones."""
+        self._file.seek(first * _ROW.size)
+        kinds = list(self._kinds)
+        for number, step, value in _ROW.iter_unpack(self._file.read()):
+            metric, *where = kinds[number]
+            yield Measurement(metric, value, step, *where)
 
 
 def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:

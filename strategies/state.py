@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 
 from flower_vfl.leakage.auc import summarise
 from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
-from flower_vfl.records import Measurement, from_columns, to_columns
+from flower_vfl.records import Measurement, Records, from_columns, to_columns
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 Summary = dict[str, dict[str, dict[str, float]]]  # by party, attack and statistic
@@ -39,8 +39,8 @@ class RunState:
     defense_seconds: float = 0.0
     traffic: int = 0
     rows: dict[int, float] = field(default_factory=dict)
-    records: list[Measurement] = field(default_factory=list)
-    probed: list[Measurement] = field(default_factory=list)
+    records: Records = field(default_factory=Records)
+    probed: Records = field(default_factory=Records)
     first: int = 0
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RunState:
         ]
         named += [
             (each.name, each.value, self.rows.get(each.step, 0.0))
-            for each in self.records[self.first :]
+            for each in self.records.since(self.first)
             if each.step in self.rows
         ]
         for name, value, size in named:
@@ -88,7 +88,8 @@ class RunState:
     def from_state(cls, state: dict[str, Any]) -> RunState:
         """Return the state that :meth:`state_dict` saved."""
         steps = [(metrics, rows) for metrics, rows in state["steps"]]
-        measured = {key: from_columns(state[key]) for key in ("records", "probed")}
+        both = ("records", "probed")
+        measured = {key: Records(from_columns(state[key])) for key in both}
         return cls(**{**state, "steps": steps, **measured})
 
 
@@ -166,8 +167,8 @@ class VerticalResult(Result):
     @classmethod
     def of(cls, state: RunState) -> VerticalResult:
         """Return the result of a run."""
-        result = cls(records=state.records + state.probed, stopped=state.reason)
-        result.evaluations = state.evaluate
+        result = cls(records=[*state.records, *state.probed])
+        result.evaluations, result.stopped = state.evaluate, state.reason
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, splits in state.evaluate.items():
