@@ -155,8 +155,11 @@ class StrategyCheckpoints:
         self, tag: str, part: Mapping[str, Any], replies: Mapping[str, Content]
     ) -> None:
         """Go on with the run of a checkpoint, unless a party says it is damaged."""
-        said = ((name, reply.config.get("damaged")) for name, reply in replies.items())
-        damaged = [f"party '{name}': {problem}" for name, problem in said if problem]
+        damaged = [
+            f"party '{name}': {reply.text('damaged')}"
+            for name, reply in replies.items()
+            if "damaged" in reply.config
+        ]
         if damaged:
             raise DamagedError("; ".join(damaged))
         self.run = part["id"]
@@ -199,12 +202,12 @@ def _settings(strategy: VerticalStrategy) -> dict[str, str]:
         transforms = defense.spec
     except ConfigError:  # a transform of the user's own
         transforms = " | ".join(type(each).__name__ for each in defense.transforms)
-    names = ("seed", "batch_size", "aggregation", "test_fraction", "valid_fraction")
-    names += ("evaluate_every", "early_stopping", "leakage", "sealed")
-    own = {name: getattr(strategy, name) for name in names}
-    own |= {"learning_rate": strategy.rates or None, "noise_seed": defense.noise_seed}
+    names = "seed batch_size aggregation test_fraction valid_fraction evaluate_every "
+    names += "early_stopping leakage sealed"
+    own = {name: getattr(strategy, name) for name in names.split()}
     if defense.transforms:
         own["defense"] = f"{transforms} at the {defense.at}"
+    own |= {"learning_rate": strategy.rates or None, "noise_seed": defense.noise_seed}
     notes = {
         n: v for n, v in strategy.notes.items() if _field(n) not in MAY_CHANGE.split()
     }

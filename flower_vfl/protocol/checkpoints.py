@@ -51,7 +51,9 @@ def restore(session: Session, content: Content, context: Context) -> Content:
     try:
         party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
     except (KeyError, RuntimeError, ValueError) as error:
-        first = str(error).splitlines()[-1].strip()  # torch names a weight, and shapes
+        first = (
+            str(error).splitlines()[-1].strip("\t .")
+        )  # torch names a weight, and shapes
         problem = f"its models do not fit its checkpoint '{tags[0]}': {first}"
         raise PartyError(party.name, problem, _REMEDY) from error
     if session.seals is not None:
