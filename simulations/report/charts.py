@@ -5,8 +5,10 @@ A column ``setting`` holds what the page's filters hide; ``hidden`` is their par
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import altair as alt
@@ -24,13 +26,13 @@ DARK = dict(zip(_NAMES, _DARK.split(), strict=True))
 SHAPES: tuple[str, ...] = ("circle", "square", "triangle-up", "diamond", "cross")
 SHAPES += ("triangle-down", "triangle-right")
 DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2, 2])
-FONT = "system-ui, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 _DOTTED = [2, 2]
 _LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2, "symbolLimit": 200}
 _LEGEND |= {"labelLimit": 140}
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
+TEMPLATES = Path(__file__).with_name("templates")
 Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
 
 
@@ -63,24 +65,8 @@ def with_colours(spec: Any, colours: Mapping[str, str]) -> Any:
 
 def theme() -> dict[str, Any]:
     """Return the Vega-Lite config that all charts share."""
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "view": {"stroke": None},
-        "axis": {
-            "domainColor": css("soft"),
-            "gridColor": css("grid"),
-            "labelColor": css("soft"),
-            "labelFontSize": 11,
-            "tickColor": css("soft"),
-            "titleColor": css("ink"),
-            "titleFontSize": 12,
-            "titleFontWeight": "normal",
-            "titleLimit": 240,
-        },
-        "legend": {"labelColor": css("ink"), "labelFontSize": 12},
-        "rule": {"color": css("soft"), "strokeDash": _DOTTED},
-    }
+    shared: dict[str, Any] = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
+    return shared
 
 
 @dataclass(frozen=True)

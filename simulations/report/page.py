@@ -15,11 +15,13 @@ from markupsafe import Markup
 
 from flower_vfl.simulations.results import write_whole
 
-from .captured import calibrations, embedding_figures, gradient_figures
-from .charts import COLOURS, DARK, SERIES, Figure, theme, with_colours
+from .charts import COLOURS, DARK, SERIES, TEMPLATES, Figure, theme, with_colours
 from .data import Report, short_party
 from .figures import (
+    calibrations,
     cost_figures,
+    embedding_figures,
+    gradient_figures,
     leak_figures,
     setting_points,
     tradeoff_figures,
@@ -30,14 +32,13 @@ from .tables import Table, area_table, paper_table, settings_tables, summary_tab
 
 Section = tuple[list[Figure], list[Table]]
 
-_TEMPLATES = Path(__file__).with_name("templates")
 _PICTURE_WIDTH = 480
 
 
 @cache
 def script() -> str:
     """Return the page's script, with Vega, Vega-Lite and Vega-Embed in it."""
-    own = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    own = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     return vl_convert.javascript_bundle(own, _vega_lite())
 
 
@@ -71,7 +72,7 @@ def contents(report: Report) -> dict[str, Section]:
 def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> None:
     """Write the page, whole or not at all."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -95,7 +96,7 @@ def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> N
         colours=COLOURS,
         dark=DARK,
         script=Markup(script()),
-        style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
         # Whatever a run folder holds, only this script may run and nothing is fetched.
         digest=b64encode(sha256(script().encode()).digest()).decode(),
     )

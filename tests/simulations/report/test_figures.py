@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flower_vfl.simulations.report.captured import calibration
 from flower_vfl.simulations.report.data import short_party
-from flower_vfl.simulations.report.figures import binned, stairs
+from flower_vfl.simulations.report.figures import binned, calibration, stairs
 from flower_vfl.simulations.studies.tradeoff import area
 
 
