@@ -58,7 +58,7 @@ class Key:
     GROUP = "group"
     RING = "ring"
     PADDING = "padding"
-    CHUNK_BYTES = "chunk-bytes"
+    CHUNK_BYTES = "chunk_bytes"
     LIMIT = "limit"  # bytes of chunks in a reply
     SENDERS = "senders"
     IDENTITIES = "identities"
@@ -163,14 +163,7 @@ class EncryptedChunk:
 
 def pack_handshake(config: HandshakeConfig) -> dict[str, Value]:
     """Return a proposal as the config of a message."""
-    return {
-        Key.SESSION: config.session,
-        Key.METHOD: config.method,
-        Key.GROUP: config.group,
-        Key.RING: list(config.ring),
-        Key.PADDING: config.padding,
-        Key.CHUNK_BYTES: config.chunk_bytes,
-    }
+    return {**vars(config), Key.RING: list(config.ring)}
 
 
 def unpack_handshake(content: Content) -> HandshakeConfig:
