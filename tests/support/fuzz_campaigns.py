@@ -36,8 +36,7 @@ from flower_vfl.alignment.messages import (
 from flower_vfl.errors import VerticalError
 from flower_vfl.grids.resident import app as resident_app
 from flower_vfl.grids.resident.authentication import Authentication, RefusedError
-from flower_vfl.grids.resident.event_loop import event_loop, flush
-from flower_vfl.grids.resident.pending_requests import Connection
+from flower_vfl.grids.resident.event_loop import SendQueue, event_loop, flush
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import METHOD
 from flower_vfl.grids.resident.stream_server import StreamServer
@@ -251,7 +250,7 @@ def replies(mutator: Mutator, count: int) -> Findings:
         node = nodes[number % _PARTIES]
         server.create_session(grid.run.run_id, node)
         session = server.sessions[node]
-        connection = session.connection = Connection("ipv4:127.0.0.1:1")
+        connection = session.connection = SendQueue("ipv4:127.0.0.1:1")
         message = Message(RecordDict(), node, "query")
         group = grid._requests.send([message], lambda _: session)
         reply = Message(_content(number), reply_to=message)

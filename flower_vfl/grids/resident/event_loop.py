@@ -36,7 +36,8 @@ def event_loop() -> asyncio.AbstractEventLoop:
 class SendQueue:
     """Frames that wait to be written to one stream; any thread may add frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str = "") -> None:
+        self.peer = peer
         self._chunks: deque[bytes | None] = deque()
         self._filled = asyncio.Event()
 

@@ -47,21 +47,13 @@ class Request:
         self.expires = time.monotonic() + remaining
 
 
-class Connection(SendQueue):
-    """An open stream of an authenticated node."""
-
-    def __init__(self, peer: str) -> None:
-        super().__init__()
-        self.peer = peer
-
-
 class ServerSession:
     """The server's state of the session with one node; guarded by the grid's lock."""
 
     def __init__(self, run_id: int, node_id: int) -> None:
         self.run_id = run_id
         self.node_id = node_id
-        self.connection: Connection | None = None
+        self.connection: SendQueue | None = None
         self.disconnected_at: float | None = None
         self.end_reason: str | None = None
         self.unanswered: dict[int, Request] = {}
@@ -80,14 +72,14 @@ class ServerSession:
         if self.connection is not None:
             self._put(self.connection, request)
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: SendQueue) -> None:
         """Use a new connection and repeat all unanswered requests on it."""
         self.connection, self.disconnected_at = connection, None
         for request in self.unanswered.values():
             self._put(connection, request)
         flush([connection])
 
-    def _put(self, connection: Connection, request: Request) -> None:
+    def _put(self, connection: SendQueue, request: Request) -> None:
         oldest = next(iter(self.unanswered))
         head = frame_head(REQUEST, request.sequence, oldest)
         connection.put(head, *request.payload)
@@ -114,7 +106,7 @@ class PendingRequests:
     ) -> set[str]:
         """Send messages; return the ids of those that wait for a reply."""
         group: set[str] = set()
-        unsent: list[Connection] = []
+        unsent: list[SendQueue] = []
         for message in messages:
             metadata = message.metadata
             if metadata.reply_to_message_id != "" or metadata.ttl <= 0:

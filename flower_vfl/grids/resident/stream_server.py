@@ -19,8 +19,8 @@ from flower_vfl.errors import ConfigError
 from .authentication import Authentication, RefusedError, TokenRegistry, read_frame
 from .connection_monitor import ConnectionMonitor
 from .endpoint import join_address, split_address
-from .event_loop import event_loop
-from .pending_requests import Connection, ServerSession
+from .event_loop import SendQueue, event_loop
+from .pending_requests import ServerSession
 from .settings import METHOD, Limits, transport_options
 from .wire import END, REPLY, Assembler, WireError, read_frame_head, split_frame
 
@@ -234,7 +234,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     async def _authenticate(
         self, context: grpc.aio.ServicerContext
-    ) -> tuple[ServerSession, Connection, bytes]:
+    ) -> tuple[ServerSession, SendQueue, bytes]:
         """Connect a peer to its session, or log why it is refused and raise."""
         peer = context.peer()  # not known any more once the stream has ended
         self._monitor.ignore(peer)
@@ -252,7 +252,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
             token = self._tokens.check(node, proof)
-            connection = Connection(peer)
+            connection = SendQueue(peer)
             session = self._connect(node.node_id, connection)
             return session, connection, node.server_proof(token)
         except TimeoutError:
@@ -280,7 +280,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await context.abort(code, "refused")
         raise AssertionError("abort raises")
 
-    def _connect(self, node_id: int, connection: Connection) -> ServerSession:
+    def _connect(self, node_id: int, connection: SendQueue) -> ServerSession:
         with self.condition:
             session = self.sessions.get(node_id)
             if session is None or session.end_reason is not None:
@@ -293,7 +293,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self.condition.notify_all()
         return session
 
-    def _disconnect(self, session: ServerSession, connection: Connection) -> None:
+    def _disconnect(self, session: ServerSession, connection: SendQueue) -> None:
         with self.condition:
             if session.connection is not connection:
                 return
@@ -308,7 +308,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self,
         context: grpc.aio.ServicerContext,
         session: ServerSession,
-        connection: Connection,
+        connection: SendQueue,
     ) -> None:
         assembler = Assembler(self._limits.max_frame)
         try:
