@@ -1,7 +1,6 @@
 """Config strings with a name and parameters: ``"mlp:hidden=64+32,dropout=0.1"``."""
 
 import inspect
-import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,8 @@ _SCALARS: dict[Any, str] = {
     str: "text",
     type(None): "none",
 }
+_CHOICES: dict[Any, tuple[Any, ...]] = {bool: (True, False), type(None): (None,)}
+_UNIONS = (Union, types.UnionType)
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
@@ -153,10 +154,6 @@ def _write(value: object) -> str:
     return str(value)
 
 
-def _is_union(wanted: Any) -> bool:
-    return get_origin(wanted) in (Union, types.UnionType)
-
-
 def _items(wanted: Any) -> tuple[Any, ...] | None:
     """Return the item types of a tuple or sequence type, None for any other type."""
     if get_origin(wanted) in (tuple, Sequence):
@@ -170,7 +167,7 @@ def _describe(wanted: Any) -> str | None:
         return _SCALARS[wanted]
     if get_origin(wanted) is Literal:
         return "one of " + ", ".join(map(_write, get_args(wanted)))
-    if _is_union(wanted):
+    if get_origin(wanted) in _UNIONS:
         words = [word for member in get_args(wanted) if (word := _describe(member))]
         return " or ".join(words) if words != ["none"] else None
     if items := _items(wanted):
@@ -181,27 +178,16 @@ def _describe(wanted: Any) -> str | None:
 
 def _convert(text: str, wanted: Any) -> Any:
     """Convert text to a type; raise ValueError if it does not fit."""
-    if wanted is bool:
-        if text.lower() not in ("true", "false"):
+    if wanted in _CHOICES or get_origin(wanted) is Literal:
+        text = text.lower() if wanted in _CHOICES else text
+        choices = _CHOICES.get(wanted) or get_args(wanted)
+        return choices[[_write(choice) for choice in choices].index(text)]
+    if wanted in (int, float, str):
+        value = wanted(text)
+        if value != value:
             raise ValueError(text)
-        return text.lower() == "true"
-    if wanted is type(None):
-        if text.lower() != "none":
-            raise ValueError(text)
-        return None
-    if wanted is float:
-        number = float(text)
-        if math.isnan(number):
-            raise ValueError(text)
-        return number
-    if wanted in (int, str):
-        return wanted(text)
-    if get_origin(wanted) is Literal:
-        by_text = {_write(choice): choice for choice in get_args(wanted)}
-        if text not in by_text:
-            raise ValueError(text)
-        return by_text[text]
-    if _is_union(wanted):
+        return value
+    if get_origin(wanted) in _UNIONS:
         return _convert_union(text, get_args(wanted))
     if items := _items(wanted):
         return _convert_items(text, items)

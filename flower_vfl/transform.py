@@ -155,8 +155,7 @@ def apply_in_order(
     """Apply transforms one after the other, and check what each of them returns."""
     several = len(transforms) > 1  # the same noise twice would be no noise
     if transforms and not batch.digest:
-        found = tensor_digest(gradient, batch.seed, batch.party, batch.step)
-        batch = replace(batch, digest=found)
+        batch = batch.with_digest(gradient)
     for number, transform in enumerate(transforms):
         if transform.requires_labels:
             batch.metrics.pop(AUC_BOUND, None)
