@@ -31,14 +31,7 @@ class ConfigError(VerticalError, ValueError):
 
 
 class TableError(ConfigError):
-    """A table that cannot be used; its text may quote the table and stays at the node.
-
-    Examples
-    --------
-    >>> from flower_vfl.errors import ConfigError, TableError
-    >>> issubclass(TableError, ConfigError)
-    True
-    """
+    """A table that cannot be used; the text may quote it and stays at its node."""
 
 
 class PartyError(VerticalError):

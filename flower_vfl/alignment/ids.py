@@ -178,19 +178,8 @@ def e164(given: Id) -> Id:
     return text
 
 
-def whole_number(given: Id) -> Id:
-    """Return a whole number without leading zeros or zeros after a decimal point.
-
-    Parameters
-    ----------
-    given : Id
-        A text or an integer.
-
-    Examples
-    --------
-    >>> whole_number("00017"), whole_number(" 17.0")
-    ('17', '17')
-    """
+def _whole_number(given: Id) -> Id:
+    """Return a whole number without leading zeros or zeros after a decimal point."""
     found = re.fullmatch(r"([+-]?[0-9]{1,99})(\.0*)?", str(given).strip())
     if not found:
         raise ConfigError("this is not a whole number")
@@ -201,36 +190,19 @@ NORMALISERS: dict[str, Normaliser] = {
     "none": unchanged,
     "lower_email": lower_email,
     "e164": e164,
-    "whole_number": whole_number,
+    "whole_number": _whole_number,
 }
 
 
-def spelled_alike(
-    first: Iterable[Id], second: Iterable[Id]
-) -> tuple[str, Id, Id] | None:
-    """Return the normaliser that makes most ids of two tables equal, and two of them.
-
-    None if the ids as they are have as many in common. Only for someone who may see
-    both tables.
-
-    Parameters
-    ----------
-    first, second : Iterable[Id]
-        The ids of each table.
-
-    Examples
-    --------
-    >>> spelled_alike(["1", "2"], ["1.0", "2.0"])
-    ('whole_number', '1', '1.0')
-    """
-    tables, found = (set(first), set(second)), None
-    most = len(tables[0] & tables[1])
-    if most == min(map(len, tables)):
+def spelled_alike(first: set[Id], second: set[Id]) -> tuple[str, Id, Id] | None:
+    """Return a normaliser with which more ids are equal, and an id of either table."""
+    found, most = None, len(first & second)
+    if most == min(len(first), len(second)):
         return None
     for name, change in NORMALISERS.items():
         forms: list[dict[Id, Id]] = [{}, {}]
-        for table, form in zip(tables, forms, strict=True):
-            for each in sorted(table, key=str):
+        for ids, form in zip((first, second), forms, strict=True):
+            for each in sorted(ids, key=str):
                 with suppress(ConfigError):
                     form[change(each)] = each
         equal = [form for form in forms[0] if form in forms[1]]

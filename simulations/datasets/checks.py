@@ -84,7 +84,7 @@ def check_spelling(files: Mapping[str, PartyFile]) -> None:
     """Refuse ids that are the same as those of the first file but for the spelling."""
     (first, own), *others = files.items()
     for path, rows in others:
-        found = spelled_alike(own.ids.astype(str), rows.ids.astype(str))
+        found = spelled_alike(set(map(str, own.ids)), set(map(str, rows.ids)))
         if found:
             raise ConfigError(
                 f"the ids look alike but are written differently: '{found[1]}' in "

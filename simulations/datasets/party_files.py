@@ -94,16 +94,16 @@ def read_party_file(
     if frame.empty:
         raise TableError(f"'{path}' has no rows; export it again with its data")
     columns, labels = [Column(id_column, "id")], None
-    columns += [Column(name, "left out") for name in drop if name in frame]
     ids = _read_ids(frame.pop(id_column), columns[0])
-    names = [about.name for about in columns[1:]]
-    frame, found = take_columns(frame.drop(columns=names), written, missing)
+    unused = [name for name in drop if name in frame and name != label_column]
+    columns += [Column(name, "left out") for name in unused]
+    frame, found = take_columns(frame.drop(columns=unused), written, missing)
     first: dict[bytes, str] = {}
     for about in found:
         try:
             if about.name == label_column:
-                labels = frame.pop(about.name).to_numpy(copy=True)
-                about.kind, about.note = "label", _task_of(labels, about, task)
+                labels, about.kind = frame.pop(about.name).to_numpy(copy=True), "label"
+                about.note = infer_task(labels, task).task
             elif not about.problem:
                 check_feature(frame[about.name], about)
                 digests = pd.util.hash_pandas_object(frame[about.name], index=False)
@@ -128,14 +128,6 @@ def read_party_file(
     return PartyFile(ids, frame, labels, tuple(columns), written)
 
 
-def _task_of(labels: NDArray[Any], about: Column, task: Task | None) -> str:
-    """Return the task of labels; refuse missing ones."""
-    if about.missing:
-        remedy = "remove these rows or fill the labels in"
-        raise TableError(f"{about.missing} rows without a label; {remedy}")
-    return infer_task(labels, task).task
-
-
 def _read_ids(column: pd.Series[Any], about: Column) -> NDArray[Any]:
     """Return the ids; missing and repeated ones are a problem."""
     missing = int((column.isna() | (column.astype(str).str.strip() == "")).sum())
@@ -153,7 +145,7 @@ def _read_ids(column: pd.Series[Any], about: Column) -> NDArray[Any]:
     elif text.str.fullmatch(r"0|-?[1-9][0-9]{0,17}").all():
         return text.astype(np.int64).to_numpy(copy=True)
     odd = text[text.str.fullmatch(r"0+[0-9]+|[0-9]+\.0*")]
-    if len(odd) and text.str.len().nunique() > 1:
+    if 0 < len(odd) < len(text) and text.str.len().nunique() > 1:
         about.note = f"written in different ways, such as '{odd.iloc[0]}'"
     return text.to_numpy(dtype=str)
 
@@ -209,7 +201,10 @@ def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
         )
     series = pd.Series(np.asarray(labels)).infer_objects()
     if series.isna().any():
-        raise ConfigError(f"{int(series.isna().sum())} labels are missing")
+        missing = int(series.isna().sum())
+        raise ConfigError(
+            f"{missing} rows without a label; remove them or fill them in"
+        )
     numeric = pd.api.types.is_numeric_dtype(series.dtype)
     numeric = numeric and not pd.api.types.is_bool_dtype(series.dtype)
     if numeric and np.isinf(series.to_numpy(np.float64)).any():

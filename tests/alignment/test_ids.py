@@ -94,7 +94,7 @@ def test_a_failing_normaliser_does_not_show_the_id() -> None:
 
 
 def test_names_of_normalisers() -> None:
-    assert set(NORMALISERS) == {"none", "lower_email", "e164"}
+    assert set(NORMALISERS) == {"none", "lower_email", "e164", "whole_number"}
     with pytest.raises(ConfigError, match="e164, lower_email, none"):
         encode_ids(["a"], "soundex")
     assert encode_ids(["A"], "none") == encode_ids(["A"])

@@ -158,7 +158,7 @@ def test_different_id_columns_and_text_beside_numbers(
             ("--normalise", "lower_email"),
             "'b': 1 of 3 ids repeat an earlier one after normalisation",
         ),
-        (["id\n1\n", "id,v\n1,2\n,3\n"], (), "has 1 rows without an id"),
+        (["id\n1\n", "id,v\n1,2\n,3\n"], (), "column 'id': 1 rows without an id"),
         (["id\n1\n", "id\n1.0\n2.0\n"], (), "are floats"),
         (["id\n1\n", "id\n2\n"], ("--method", "none"), "--method must be one of"),
         (["id\n1\n", "id\n2\n"], ("--method", "both"), "unknown alignment 'both'"),
