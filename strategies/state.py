@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ class RunState:
             for name, value in metrics.items()
         ]
         named += [
-            (each.name, each.value, self.rows.get(each.step, 0.0))
+            (sys.intern(each.name), each.value, self.rows.get(each.step, 0.0))
             for each in self.records.since(self.first)
             if each.step in self.rows
         ]
