@@ -140,10 +140,15 @@ def _read_file(
     """Read a file as the settings say."""
     if is_label and not config.label_column:
         raise ConfigError(f"set label-column: the label of '{file}'")
-    settings: Any = (parts(config.drop), parts(config.missing), config.task or None)
-    column = config.label_column if is_label else None
-    check: Any = "id" if new else "all"
-    rows = read_party_file(file, config.id_column, column, *settings, check=check)
+    rows = read_party_file(
+        file,
+        config.id_column,
+        config.label_column if is_label else None,
+        parts(config.drop),
+        parts(config.missing),
+        config.task or None,  # type: ignore[arg-type]
+        "id" if new else "all",
+    )
     if not config.normalise or config.alignment != NONE:  # an alignment does it
         return rows
     try:

@@ -194,15 +194,15 @@ NORMALISERS: dict[str, Normaliser] = {
 }
 
 
-def spelled_alike(first: set[Id], second: set[Id]) -> tuple[str, Id, Id] | None:
+def spelled_alike(first: set[str], second: set[str]) -> tuple[str, str, str] | None:
     """Return a normaliser with which more ids are equal, and an id of either table."""
     found, most = None, len(first & second)
     if most == min(len(first), len(second)):
         return None
     for name, change in NORMALISERS.items():
-        forms: list[dict[Id, Id]] = [{}, {}]
+        forms: list[dict[Id, str]] = [{}, {}]
         for ids, form in zip((first, second), forms, strict=True):
-            for each in sorted(ids, key=str):
+            for each in sorted(ids):
                 with suppress(ConfigError):
                     form[change(each)] = each
         equal = [form for form in forms[0] if form in forms[1]]

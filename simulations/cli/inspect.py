@@ -39,14 +39,14 @@ def inspect(
     The exit code is 2 if a run would refuse the files.
     """
     console = Console(highlight=False, markup=False, quiet=as_json)
-    chosen: Any = (drop or [], missing or [], task or None)
+    chosen: Any = (drop or [], missing or [], task or None, "none")
     read, documents = {}, []
     problems: list[str] = []
     warnings: list[str] = []
     for path in map(str, files):
         own = label or None if path == str(files[0]) else None
         try:
-            rows = read_party_file(path, id_column, own, *chosen, check="none")
+            rows = read_party_file(path, id_column, own, *chosen)
         except ConfigError as error:
             problems.append(str(error))
             continue

@@ -81,7 +81,7 @@ def read_party_file(
     frame, written = read_cells(path, id_column)
     for column in filter(None, (id_column, label_column)):
         if column not in frame:
-            known = ", ".join(frame)
+            known = ", ".join(frame.columns)
             raise TableError(f"'{path}' has no column '{column}'; its columns: {known}")
     if "" in frame:
         remedy = "name it, or save the file without its index"

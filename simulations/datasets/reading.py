@@ -79,7 +79,8 @@ def _read_csv(raw: bytes) -> tuple[pd.DataFrame, dict[str, Any]]:
         return csv.reader(io.StringIO(text, ""), delimiter=delimiter)
 
     delimiter = max(",;\t|", key=lambda sign: len(next(filter(None, rows(sign)), ())))
-    reader, header, uneven, count = rows(delimiter), [], [], 0
+    header: list[str] = []
+    reader, uneven, count = rows(delimiter), [], 0
     for count, row in enumerate(reader, 1):  # noqa: B007
         header = header or [name.strip() for name in row]
         if row and (len(row) < len(header) or any(row[len(header) :])):
@@ -92,7 +93,7 @@ def _read_csv(raw: bytes) -> tuple[pd.DataFrame, dict[str, Any]]:
             f"values, the first of them {uneven[0]}; correct them, and put text that "
             f"holds {delimiter!r} into quotes"
         )
-    settings = {"dtype": str, "na_filter": False, "usecols": range(len(header))}
+    settings: Any = {"dtype": str, "na_filter": False, "usecols": range(len(header))}
     frame = pd.read_csv(io.StringIO(text), sep=delimiter, index_col=False, **settings)
     frame = frame.set_axis(header, axis=1).apply(lambda column: column.str.strip())
     used = np.array(header, bool) | (frame != "").any().to_numpy()
@@ -164,7 +165,9 @@ def _numbers(
     if len(wrong):
         about.unreadable, shown = len(wrong), wrong.drop_duplicates()[:3]
         about.examples = tuple(shown)
-        listed = ", ".join(f"'{value}' (row {row + 1})" for row, value in shown.items())
+        listed = ", ".join(
+            f"'{shown[row]}' (row {row + 1})" for row in map(int, shown.index)
+        )
         raise TableError(
             f"{share} cannot be read as numbers: {listed}; correct the file, or take "
             f"them as missing with --missing '{shown.iloc[0]}'"
