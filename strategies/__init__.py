@@ -17,10 +17,12 @@ from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.strategies.defenses.max_norm import MaxNorm
 from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
 from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
-from flower_vfl.strategies.defenses.placement import PLACEMENTS, Defense, Placement
 from flower_vfl.strategies.defenses.ppdl import PPDL
 from flower_vfl.strategies.defenses.registry import (
     DEFENSES,
+    PLACEMENTS,
+    Defense,
+    Placement,
     build_defense,
     defense_spec,
 )

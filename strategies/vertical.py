@@ -18,7 +18,7 @@ from flower_vfl.leakage.settings import Leakage
 from flower_vfl.parties.aggregation import AGGREGATIONS
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import to_tensor
-from flower_vfl.strategies.defenses.placement import Defense, DefenseLike
+from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
