@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -82,16 +82,6 @@ class Setup:
         return build_bottom(text, spec, self.classes)
 
 
-def cross_entropy(setup: Setup) -> Objective:
-    """Return the cross entropy of vanilla split learning."""
-    return CrossEntropy(setup.top(), setup.classes)
-
-
-def mean_squared_error(setup: Setup) -> Objective:
-    """Return the mean squared error of standardised labels."""
-    return MeanSquaredError(setup.top(), setup.center, setup.scale)
-
-
 def gafm(
     setup: Setup,
     delta: float = 0.05,
@@ -122,9 +112,7 @@ def gafm_original(
 ) -> Objective:
     """Return the original GAFM, which has no top model."""
     center, scale = setup.center, setup.scale
-    task: Literal["binary", "regression"] = "binary"
-    if setup.task == "regression":
-        task = "regression"
+    task: Any = setup.task  # binary or regression: see OBJECTIVES
     return GAFMOriginal(task, gamma, sigma, clip, literal, center, scale)
 
 
@@ -147,8 +135,11 @@ def distilled(
 
 # How an objective is built, and the tasks that it is for.
 OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[Task, ...]]] = {
-    "cross-entropy": (cross_entropy, _CLASSES),
-    "mean-squared-error": (mean_squared_error, ("regression",)),
+    "cross-entropy": (lambda s: CrossEntropy(s.top(), s.classes), _CLASSES),
+    "mean-squared-error": (
+        lambda s: MeanSquaredError(s.top(), s.center, s.scale),
+        ("regression",),
+    ),
     "gafm": (gafm, _CLASSES),
     "gafm-original": (gafm_original, ("binary", "regression")),
     "ladistill": (partial(distilled, LADistill), _CLASSES),

@@ -214,17 +214,13 @@ FEATURE_SYNTHESIZERS: dict[str, Callable[..., FeatureSynthesizer]] = {
 }
 
 
-def build_feature_synthesizer(text: str) -> FeatureSynthesizer:
-    """Return a synthesizer by name, e.g. ``"sampling:fixed=false"``."""
-    return build_from_spec("kind of synthetic features", text, FEATURE_SYNTHESIZERS)
-
-
 class FeatureImputer:
     """Maps aligned rows to the rows of one party and imputes missing features."""
 
     def __init__(self, features: str, secret: int | None) -> None:
         self.row_index: RowIndex | None = None
-        self._synthesizer = build_feature_synthesizer(features)
+        kind = "kind of synthetic features"
+        self._synthesizer = build_from_spec(kind, features, FEATURE_SYNTHESIZERS)
         self._given = secret
         self.secret = 0  # drawn by fit
         self.local = torch.empty(0, dtype=torch.int64)

@@ -9,18 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, check_name
 from flower_vfl.objectives import Objective
 from flower_vfl.randomness import Noise
+from flower_vfl.specs import build_from_spec
 
 from .calibration import WHEN, Calibration, When
 from .feature_imputer import FeatureImputer
-from .labels import (
-    RandomPred,
-    UnlabelledBatch,
-    build_label_synthesizer,
-    class_counts,
-)
+from .labels import LABEL_SYNTHESIZERS, RandomPred, UnlabelledBatch, class_counts
 from .row_index import RowIndex
 
 
@@ -38,9 +34,10 @@ class LabelImputer:
 
     def __init__(self, rows: FeatureImputer, labels: str, calibration: str) -> None:
         self._rows = rows
-        self._synthesizer = build_label_synthesizer(labels)
-        if calibration and calibration not in WHEN:
-            raise unknown_name("calibration", calibration, WHEN)
+        kind = "kind of synthetic labels"
+        self._synthesizer = build_from_spec(kind, labels, LABEL_SYNTHESIZERS)
+        if calibration:
+            check_name("calibration", calibration, WHEN)
         self._when = cast(When, calibration)
         self._own = torch.empty(0)  # labels of all own rows
         self._known = self._own  # of those that it trains on

@@ -25,7 +25,6 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, require
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import Noise
-from flower_vfl.specs import build_from_spec
 
 CLASSES: tuple[Task, ...] = ("binary", "multiclass")
 ALL_TASKS: tuple[Task, ...] = (*CLASSES, "regression")
@@ -225,8 +224,3 @@ LABEL_SYNTHESIZERS: dict[str, Callable[..., LabelSynthesizer]] = {
     "random_pred": RandomPred,
     "neighbors": Neighbors,
 }
-
-
-def build_label_synthesizer(text: str) -> LabelSynthesizer:
-    """Return a synthesizer by name, e.g. ``"random_pred:samples=3"``."""
-    return build_from_spec("kind of synthetic labels", text, LABEL_SYNTHESIZERS)

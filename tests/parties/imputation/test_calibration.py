@@ -13,8 +13,9 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation import RowIndex
 from flower_vfl.parties.imputation.calibration import Calibration, mixed, unmixed
 from flower_vfl.parties.imputation.label_imputer import complete_share
-from flower_vfl.parties.imputation.labels import build_label_synthesizer
+from flower_vfl.parties.imputation.labels import LABEL_SYNTHESIZERS
 from flower_vfl.randomness import Noise
+from flower_vfl.specs import build_from_spec
 
 TRUTH = np.array([[0.9, 0.08, 0.02], [0.4, 0.5, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]])
 
@@ -60,7 +61,7 @@ def test_the_formula_is_what_synthetic_data_does(
 ) -> None:
     truth, frequencies, found = observed(classes, kind, alpha, beta)
     pi = torch.from_numpy(frequencies)
-    synthesizer = build_label_synthesizer(kind)
+    synthesizer = build_from_spec("kind of synthetic labels", kind, LABEL_SYNTHESIZERS)
     own = torch.from_numpy(
         np.repeat(np.arange(classes), (1000 * frequencies).astype(int))
     )

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation.feature_imputer import (
+    FEATURE_SYNTHESIZERS,
     At,
     FeatureSynthesizer,
-    build_feature_synthesizer,
     draw_donors,
     gaussian_embeddings,
     random_embeddings,
 )
 from flower_vfl.randomness import Noise
+from flower_vfl.specs import build_from_spec
 
 LOCAL = torch.tensor([3, -1, 0, -1, 1, -1, 2, -1])
 POOL = torch.tensor([3, 0, 1, 2])
@@ -29,7 +30,9 @@ def run(rows: Tensor) -> Tensor:
 
 
 def fitted(text: str, secret: int = 5, local: Tensor = LOCAL) -> FeatureSynthesizer:
-    synthesizer = build_feature_synthesizer(text)
+    synthesizer = build_from_spec(
+        "kind of synthetic features", text, FEATURE_SYNTHESIZERS
+    )
     synthesizer.fit(local, POOL, secret)
     return synthesizer
 
@@ -142,7 +145,9 @@ def test_moving_averages_are_those_of_real_rows_and_count_when_a_step_ends() -> 
 
 
 def test_a_party_without_training_rows_is_refused() -> None:
-    synthesizer = build_feature_synthesizer("sampling")
+    synthesizer = build_from_spec(
+        "kind of synthetic features", "sampling", FEATURE_SYNTHESIZERS
+    )
     with pytest.raises(ConfigError, match="none of the training rows"):
         synthesizer.fit(LOCAL, POOL[:0], 1)
     synthesizer.fit(POOL, POOL[:0], 1)  # it lacks nothing
@@ -159,4 +164,4 @@ def test_a_party_without_training_rows_is_refused() -> None:
 )
 def test_wrong_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_feature_synthesizer(text)
+        build_from_spec("kind of synthetic features", text, FEATURE_SYNTHESIZERS)

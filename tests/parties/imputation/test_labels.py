@@ -10,9 +10,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
 from flower_vfl.parties.imputation.labels import (
+    LABEL_SYNTHESIZERS,
     LabelSynthesizer,
     UnlabelledBatch,
-    build_label_synthesizer,
     class_counts,
     draw_predicted,
     minority_class,
@@ -20,6 +20,7 @@ from flower_vfl.parties.imputation.labels import (
     vote,
 )
 from flower_vfl.randomness import Noise
+from flower_vfl.specs import build_from_spec
 
 OWN = torch.tensor([0.0, 0.0, 1.0, 0.0])
 
@@ -40,7 +41,7 @@ def unlabelled(
 def fitted(
     text: str, own: Tensor = OWN, classes: int = 2, rows: int = 100
 ) -> LabelSynthesizer:
-    synthesizer = build_label_synthesizer(text)
+    synthesizer = build_from_spec("kind of synthetic labels", text, LABEL_SYNTHESIZERS)
     synthesizer.fit(own, classes, rows, Noise(4, "rows"))
     return synthesizer
 
@@ -182,13 +183,19 @@ def test_a_batch_without_any_label_gets_drawn_ones() -> None:
 @pytest.mark.parametrize("text", ["majority", "minority", "random_pred"])
 def test_a_regression_refuses_what_needs_classes(text: str) -> None:
     with pytest.raises(ConfigError, match=r"random_pos.*neighbors"):
-        build_label_synthesizer(text).check_task("regression")
+        build_from_spec(
+            "kind of synthetic labels", text, LABEL_SYNTHESIZERS
+        ).check_task("regression")
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_what_draws_from_labels_works_for_every_task(task: Task) -> None:
-    build_label_synthesizer("random_pos").check_task(task)
-    build_label_synthesizer("neighbors").check_task(task)
+    build_from_spec(
+        "kind of synthetic labels", "random_pos", LABEL_SYNTHESIZERS
+    ).check_task(task)
+    build_from_spec(
+        "kind of synthetic labels", "neighbors", LABEL_SYNTHESIZERS
+    ).check_task(task)
 
 
 @pytest.mark.parametrize(
@@ -201,4 +208,4 @@ def test_what_draws_from_labels_works_for_every_task(task: Task) -> None:
 )
 def test_wrong_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_label_synthesizer(text)
+        build_from_spec("kind of synthetic labels", text, LABEL_SYNTHESIZERS)
