@@ -85,12 +85,7 @@ class RowTransform(ABC):
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor | None:
         """Return what the party gets, or None to withhold the gradient.
 
-        Parameters
-        ----------
-        rows : Tensor
-            The gradient, B×d, float32 or float64. Do not change it in place.
-        batch : Batch
-            Party, step and, if required, labels.
+        The gradient `rows` is B×d, float32 or float64. Do not change it in place.
         """
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:

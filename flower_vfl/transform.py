@@ -107,15 +107,7 @@ class GradientTransform(Protocol):
         ...
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
-        """Return the gradient that leaves for the party.
-
-        Parameters
-        ----------
-        gradient : Tensor
-            One row per example.
-        batch : Batch
-            Party, step and, if required, labels.
-        """
+        """Return what leaves for the party of a gradient with one row per example."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,27 +54,13 @@ class Tracker(Protocol):
         """Start with the settings of a run and the step at which it starts."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receive the metrics of one step.
-
-        Parameters
-        ----------
-        step : int
-            The step, from 1.
-        metrics : Mapping[str, float]
-            ``"loss"``, ``"leak_norm/passive-1"`` and so on.
-        """
+        """Receive ``"loss"``, ``"leak_norm/passive-1"`` and so on of a step, from 1."""
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Receive the metrics of one epoch.
+        """Receive the metrics of an epoch, from 1, whose last step is given.
 
-        Parameters
-        ----------
-        epoch : int
-            The epoch, from 1.
-        step : int
-            Its last step.
-        metrics : Mapping[str, float]
-            Means over its steps, or, after an evaluation, ``"test_auc"`` and so on.
+        These are means over its steps, or, after an evaluation, ``"test_auc"`` and so
+        on.
         """
 
     def end(self, reason: str) -> None:

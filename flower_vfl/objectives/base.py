@@ -136,23 +136,12 @@ class Objective(nn.Module, ABC):
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train the own modules on one batch and return the embedding's gradient.
 
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding, a leaf that requires a gradient.
-        labels : Tensor
-            Labels of the batch.
+        The joined embedding is a leaf that requires a gradient.
         """
 
     @abstractmethod
     def predict(self, embedding: Tensor) -> Tensor:
-        """Return probabilities or values for a joined embedding.
-
-        Parameters
-        ----------
-        embedding : Tensor
-            The joined embedding.
-        """
+        """Return probabilities or values for a joined embedding."""
 
     def expect(self, embedding: Tensor) -> Tensor:
         """Return what the loss compares with labels: predictions, if not calibrated."""
@@ -160,13 +149,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, labels: Tensor) -> Tensor:
-        """Return labels in the form that the loss takes; refuse invalid ones.
-
-        Parameters
-        ----------
-        labels : Tensor
-            Labels as the label party was given them.
-        """
+        """Return labels in the form that the loss takes; refuse invalid ones."""
 
 
 class TopModelObjective(Objective):

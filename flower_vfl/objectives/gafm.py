@@ -363,9 +363,7 @@ def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> N
             f"GAFM for {classes} classes needs an embedding of {classes} columns, or "
             f"a multiple of them, got {width}; set the width of the cut layer"
         )
-    if not 0.0 <= delta <= 1.0 - 1.0 / classes:
-        raise ConfigError(
-            f"delta must be from 0 to {1.0 - 1.0 / classes:g} for {classes} classes, "
-            f"got {delta}"
-        )
+    most = 1.0 - 1.0 / classes
+    allowed = f"from 0 to {most:g} for {classes} classes"
+    require(0.0 <= delta <= most, "delta", allowed, delta)
     check_name("part of GAFM", parts, ("both", "gan", "ce"))

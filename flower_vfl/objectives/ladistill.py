@@ -172,10 +172,8 @@ class LADistill(CrossEntropy):
         teacher_lr: float = 5e-3,
     ) -> None:
         super().__init__(top, classes)
-        if not 2 <= k <= classes:
-            raise ConfigError(
-                f"k must be from 2 to the number of classes, {classes}; got {k}"
-            )
+        allowed = f"from 2 to the number of classes, {classes}"
+        require(2 <= k <= classes, "k", allowed, k)
         require(0.0 <= eps < 1.0, "eps", "at least 0 and below 1", eps)
         check_name("first epoch", first_epoch, ("vanilla", "silent"))
         if teacher_epochs < 1 or teacher_batch < 2 or not teacher_lr > 0.0:
