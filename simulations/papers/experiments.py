@@ -206,14 +206,14 @@ def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     base, let, smoke = raw.get("base", {}), raw.get("let", {}), raw.get("quick", {})
     kept = smoke.get("axes", {}) if quick else {}
     for labels in product(*raw["axes"].values()):
-        choices = [
-            _choice(raw["choices"], axis, label)
-            for axis, label in zip(raw["axes"], labels, strict=True)
-        ]
-        missing = next((c["missing"] for c in choices if c.get("missing")), "")
+        choices: list[Settings] = []
         for axis, label in zip(raw["axes"], labels, strict=True):
+            known = raw["choices"].get(axis, {})
+            check_name(f"choice of {axis}", label, known)
+            choices.append(known[label])
             if label not in kept.get(axis, [label]):
-                missing = "left out of the smoke run"
+                choices.insert(0, {"missing": "left out of the smoke run"})
+        missing = next((c["missing"] for c in choices if c.get("missing")), "")
         if missing:
             yield Row(labels, None, 0, missing)
             continue
@@ -222,14 +222,6 @@ def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
             layers += [smoke, *(c.get("quick", {}) for c in choices)]
         seeds = min([raw["seeds"], *(c["seeds"] for c in choices if "seeds" in c)])
         yield Row(labels, _config(layers), 1 if quick else seeds)
-
-
-def _choice(
-    choices: Mapping[str, Mapping[str, Settings]], axis: str, label: str
-) -> Settings:
-    known = choices.get(axis, {})
-    check_name(f"choice of {axis}", label, known)
-    return known[label]
 
 
 def _config(layers: Sequence[Mapping[str, Any]]) -> RunConfig:
