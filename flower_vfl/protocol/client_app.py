@@ -37,6 +37,7 @@ from .messages import (
     Verb,
     error_content,
     read,
+    reply_to,
     to_floats,
 )
 from .probing import probe, refuse_probe
@@ -138,7 +139,7 @@ def vertical_client_app(
             party = party_of(context.run_id, context.node_id)
             name = party.name if party is not None else safe_name(context)
             records = _report(error, name)
-        return reply(message, records)
+        return reply_to(message, records)
 
     registrars = {"query": app.query, "train": app.train, "evaluate": app.evaluate}
     for verb in Verb:

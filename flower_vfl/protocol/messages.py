@@ -14,6 +14,7 @@ answers with the same reply and does nothing else.
 """
 
 import math
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,11 +22,20 @@ from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.supercore.task_identity import TaskIdentity
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
@@ -54,6 +64,7 @@ _KINDS: dict[str, type] = {
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
+_Record = TypeVar("_Record", ConfigRecord, ArrayRecord, RecordDict)
 
 
 class Verb(StrEnum):
@@ -124,24 +135,22 @@ class Content:
 
     def records(self) -> RecordDict:
         """Return the content as Flower records."""
-        # Flower checks the type of every entry; what has it already goes past that.
         numbers = [self.turn, self.step, self.epoch, self.index, self.gradient_step]
         records: dict[str, Any] = {}
-        if self.config or any(numbers) or not self.arrays:
+        if self.config:
             records[_CONFIG] = ConfigRecord(dict(self.config))
             records[_CONFIG].__dict__["_data"][_NUMBERS] = numbers
+        elif any(numbers) or not self.arrays:
+            records[_CONFIG] = _unchecked(ConfigRecord, {_NUMBERS: numbers})
         if self.arrays:
-            records[_ARRAYS] = ArrayRecord()
-            records[_ARRAYS].__dict__["_data"].update(self.arrays)
+            records[_ARRAYS] = _unchecked(ArrayRecord, dict(self.arrays))
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.measured:
             records[_MEASURED] = ConfigRecord(cast(Any, to_columns(self.measured)))
         if self.labels is not None:
             records[_LABELS] = ArrayRecord({"labels": self.labels})
-        found = RecordDict()
-        found.__dict__["_data"].update(records)
-        return found
+        return _unchecked(RecordDict, records)
 
     def size(self) -> int:
         """Return the bytes of all arrays."""
@@ -151,17 +160,58 @@ class Content:
         return sum(math.prod(each.shape) * _item_size(each.dtype) for each in arrays)
 
 
+# Flower checks the type of every entry and every argument, which takes longer than a
+# small layer. What has the right types already is made as Flower does, without checks.
+_EMPTY = {kind: vars(kind()) for kind in (ConfigRecord, ArrayRecord, RecordDict)}
+
+
+def _unchecked(kind: type[_Record], entries: dict[str, Any]) -> _Record:
+    """Return a record of entries whose types are right."""
+    record = kind.__new__(kind)
+    record.__dict__.update(_EMPTY[kind], _data=entries)
+    return record
+
+
 def request(verb: Verb, node: int, turn: int, content: Content) -> Message:
     """Return a request to one node."""
     content.turn = turn
-    return Message(
-        content.records(), dst_node_id=node, message_type=verb.value, group_id=str(turn)
-    )
+    known = _first_request(verb, node, TaskIdentity.run_id)
+    changed = {"_group_id": str(turn), "_created_at": time.time()}
+    return _message(content.records(), {**known, **changed})
+
+
+@lru_cache(maxsize=4096)
+def _first_request(verb: Verb, node: int, run: int) -> dict[str, Any]:
+    """Return the metadata of Flower's own request."""
+    return vars(Message(RecordDict(), node, verb.value).metadata)
+
+
+def reply_to(message: Message, records: RecordDict) -> Message:
+    """Return the reply to a message."""
+    asked, now = vars(message.metadata), time.time()
+    changed = {
+        "_message_id": "",
+        "_src_node_id": asked["_dst_node_id"],
+        "_dst_node_id": asked["_src_node_id"],
+        "_src_task_id": asked["_dst_task_id"],
+        "_dst_task_id": asked["_src_task_id"],
+        "_reply_to_message_id": asked["_message_id"],
+        "_created_at": now,
+        "_ttl": asked["_created_at"] + asked["_ttl"] - now,
+    }
+    return _message(records, {**asked, **changed})
+
+
+def _message(records: RecordDict, fields: dict[str, Any]) -> Message:
+    message, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
+    metadata.__dict__.update(fields)
+    message.__dict__.update(_metadata=metadata, _content=records, _error=None)
+    return message
 
 
 def read(message: Message) -> Content:
     """Return the content of a request or reply."""
-    records = message.content
+    records = dict(message.content.items())
     kind = message.metadata.message_type
     for key, record in records.items():
         if not isinstance(record, _KINDS.get(key, object)):

@@ -24,6 +24,7 @@ from flower_vfl.protocol.messages import (
     pack,
     raise_error,
     read,
+    reply_to,
     request,
     to_tensor,
 )
@@ -67,6 +68,24 @@ def test_content_survives_the_wire(grid: InProcessGrid) -> None:
     assert_equal(found.tensors(), content.tensors())
     assert found.labels is not None
     assert torch.equal(to_tensor(found.labels), torch.tensor([1.0, 0.0]))
+
+
+def test_messages_are_as_flower_makes_them(grid: InProcessGrid) -> None:
+    """They are made without Flower's checks; no field may be forgotten or wrong."""
+    content = Content({"tag": "a"}, pack({"a": torch.ones(2)}), step=3)
+    sent = request(Verb.FORWARD, 2, 7, content)
+    theirs = Message(sent.content, 2, Verb.FORWARD.value, group_id="7")
+    answers = reply_to(sent, sent.content), Message(sent.content, reply_to=sent)
+    for ours, flowers in ((sent, theirs), answers):
+        found, expected = vars(ours.metadata), vars(flowers.metadata)
+        assert found["_ttl"] == pytest.approx(expected.pop("_ttl"), abs=5.0)
+        assert found["_created_at"] == pytest.approx(expected.pop("_created_at"), abs=5)
+        assert {**found, **expected} == found and len(found) == len(expected) + 2
+        assert vars(ours).keys() == vars(flowers).keys() and not ours.has_error()
+    theirs = RecordDict({key: sent.content[key] for key in sent.content})
+    assert vars(sent.content).keys() == vars(theirs).keys()
+    for key, record in Content(arrays=content.arrays, step=3).records().items():
+        assert vars(record).keys() == vars(type(record)()).keys(), key
 
 
 @pytest.mark.parametrize(
@@ -308,7 +327,9 @@ def test_an_older_request_is_refused(resident: bool) -> None:
 )
 def test_requests_out_of_place(config: dict[str, Any], words: str) -> None:
     node = Node()
-    with pytest.raises(PartyRestartedError, match=r"before the hello.*start the run again"):
+    with pytest.raises(
+        PartyRestartedError, match=r"before the hello.*start the run again"
+    ):
         raise_error(node.ask(Verb.FORWARD, 1, Content(**config)), None)
     node.begin()
     with pytest.raises(PartyError, match=f"'passive-1'.*{words}"):
