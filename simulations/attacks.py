@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Adam
 
 from flower_vfl.errors import ConfigError, require, unknown_name
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
@@ -146,8 +147,7 @@ def optimizer_of(config: RunConfig, index: int) -> OptimizerFactory:
 
 
 def _malicious(text: str, gamma: float) -> OptimizerFactory:
-    kinds: dict[Any, Any] = {torch.optim.Adam: MaliciousAdam}
-    kinds[torch.optim.SGD] = MaliciousSGD
+    kinds: dict[Any, Any] = {Adam: MaliciousAdam, SGD: MaliciousSGD}
     honest = build_optimizer(text)
     if honest.func not in kinds:
         raise ConfigError(

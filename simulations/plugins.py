@@ -52,12 +52,7 @@ def plugin_names() -> list[str]:
 
 
 def use_plugins(names: Iterable[str]) -> None:
-    """Load plugins in this process and in every process that it starts.
-
-    Parameters
-    ----------
-    names : Iterable[str]
-        Modules or ``.py`` files.
+    """Load plugins, modules or ``.py`` files, in this and every process that it starts.
 
     Examples
     --------
@@ -71,13 +66,9 @@ def use_plugins(names: Iterable[str]) -> None:
 
 
 def load_plugins(names: Iterable[str] | None = None) -> None:
-    """Register the methods of plugins that are not loaded yet.
+    """Register the methods of plugins, modules or ``.py`` files, not loaded yet.
 
-    Parameters
-    ----------
-    names : Iterable[str] | None (default: None)
-        Modules or ``.py`` files; None loads installed plugins and those of the
-        environment variable.
+    Without names, these are installed plugins and those of the environment variable.
 
     Examples
     --------

@@ -26,10 +26,8 @@ class MLP(BottomModel):
 
     Parameters
     ----------
-    spec : InputSpec
-        The party's features; an image is flattened.
-    width : int
-        Width of the cut layer.
+    spec, width
+        As for :class:`BottomModel`; an image is flattened.
     hidden : tuple[int, ...] (default: (64,))
         Width of each hidden layer.
     activation : str (default: "relu")
@@ -92,10 +90,8 @@ class WideDeep(BottomModel):
 
     Parameters
     ----------
-    spec : InputSpec
-        The party's columns.
-    width : int
-        Width of the cut layer.
+    spec, width
+        As for :class:`BottomModel`; the features are a table.
     hidden : tuple[int, ...] (default: (128, 128))
         Width of each hidden layer of the deep part.
     wide : bool (default: True)
@@ -153,10 +149,8 @@ class CNN(BottomModel):
 
     Parameters
     ----------
-    spec : InputSpec
-        The party's image, of any height and width.
-    width : int
-        Width of the cut layer.
+    spec, width
+        As for :class:`BottomModel`; an image, of any height and width.
     channels : tuple[int, ...] (default: (16, 32, 64))
         Output channels of each convolution, at least one.
     kernel : int (default: 3)
@@ -263,10 +257,8 @@ class ResNet20(BottomModel):
 
     Parameters
     ----------
-    spec : InputSpec
-        The party's image, of any height and width.
-    width : int
-        Width of the cut layer.
+    spec, width
+        As for :class:`BottomModel`; an image, of any height and width.
     final : str (default: "none")
         Activation of the cut layer, a name of ``ACTIVATIONS``.
 

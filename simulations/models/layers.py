@@ -106,10 +106,8 @@ class TableEncoder(nn.Module):
         self.embeddings = nn.ModuleList(
             nn.Embedding(codes, embedding) for codes in spec.cardinalities
         )
-        with torch.no_grad():
-            for layer in self.embeddings:
-                assert isinstance(layer, nn.Embedding)
-                layer.weight[0] = 0.0
+        for weight in self.embeddings.parameters():
+            nn.init.zeros_(weight[0])
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the rows as vectors (B, width)."""
@@ -139,7 +137,7 @@ class BottomModel(nn.Module, ABC):
     """One party's model from its features to the cut layer.
 
     It is called as ``model(*inputs)`` with the inputs that `InputSpec` describes and
-    returns (B, width).
+    returns (B, width). ``takes`` has the kinds of features that a class can take.
 
     Parameters
     ----------
@@ -147,17 +145,6 @@ class BottomModel(nn.Module, ABC):
         The party's features.
     width : int
         Width of the cut layer.
-
-    Attributes
-    ----------
-    takes : frozenset[str]
-        Kinds of features that the class can take: ``"table"``, ``"image"``.
-
-    Examples
-    --------
-    >>> from flower_vfl.simulations.models import build_bottom
-    >>> isinstance(build_bottom("mlp", InputSpec(numeric=3), 2), BottomModel)
-    True
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table", "image"})
