@@ -96,7 +96,6 @@ def read_party_file(
     columns, labels = [Column(id_column, "id")], None
     ids = _read_ids(frame.pop(id_column), columns[0])
     unused = [name for name in drop if name in frame and name != label_column]
-    columns += [Column(name, "left out") for name in unused]
     frame, found = take_columns(frame.drop(columns=unused), written, missing)
     first: dict[bytes, str] = {}
     for about in found:
@@ -112,7 +111,7 @@ def read_party_file(
                     about.note = f"the same values as '{same}'"
         except ConfigError as error:
             about.problem = about.problem or str(error)
-    columns += found
+    columns += [*found, *(Column(name, "left out") for name in unused)]
     wrong = [c for c in columns if c.problem and (check == "all" or c.kind == check)]
     if wrong:
         more = f" ({len(wrong)} such columns: flower-vfl inspect)" if wrong[1:] else ""
