@@ -182,7 +182,8 @@ class Training:
         state.step = step
         state.rows[step] = rows = reply.metrics.pop("rows")
         state.steps.append((reply.metrics, rows))
-        state.records += measured
+        if measured:
+            state.records += measured
         if self.strategy.trackers:
             self._track(step, reply.metrics, measured)
         state.seconds += time.perf_counter() - started
@@ -229,7 +230,8 @@ class Training:
         self._gradients, self._gradient_step, self._labels = {}, 0, None
         embeddings = {}
         for name, reply in replies.items():
-            self.state.probed += reply.measured
+            if reply.measured:
+                self.state.probed += reply.measured
             if name in reply.arrays:
                 embeddings[name] = reply.arrays[name]
             elif step is not None:

@@ -22,19 +22,12 @@ from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    Metadata,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.lib import format as npy
 from numpy.typing import NDArray
@@ -64,7 +57,10 @@ _KINDS: dict[str, type] = {
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
-_Record = TypeVar("_Record", ConfigRecord, ArrayRecord, RecordDict)
+# Flower checks the type of every entry and every argument, which takes longer than a
+# small layer. What has the right types already is made as Flower does, without checks.
+_NO_CONFIG, _NO_ARRAYS = vars(ConfigRecord()), vars(ArrayRecord())
+_NO_RECORDS = vars(RecordDict())
 
 
 class Verb(StrEnum):
@@ -141,16 +137,20 @@ class Content:
             records[_CONFIG] = ConfigRecord(dict(self.config))
             records[_CONFIG].__dict__["_data"][_NUMBERS] = numbers
         elif any(numbers) or not self.arrays:
-            records[_CONFIG] = _unchecked(ConfigRecord, {_NUMBERS: numbers})
+            records[_CONFIG] = ConfigRecord.__new__(ConfigRecord)
+            records[_CONFIG].__dict__.update(_NO_CONFIG, _data={_NUMBERS: numbers})
         if self.arrays:
-            records[_ARRAYS] = _unchecked(ArrayRecord, dict(self.arrays))
+            records[_ARRAYS] = ArrayRecord.__new__(ArrayRecord)
+            records[_ARRAYS].__dict__.update(_NO_ARRAYS, _data=dict(self.arrays))
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.measured:
             records[_MEASURED] = ConfigRecord(cast(Any, to_columns(self.measured)))
         if self.labels is not None:
             records[_LABELS] = ArrayRecord({"labels": self.labels})
-        return _unchecked(RecordDict, records)
+        found = RecordDict.__new__(RecordDict)
+        found.__dict__.update(_NO_RECORDS, _data=records)
+        return found
 
     def size(self) -> int:
         """Return the bytes of all arrays."""
@@ -160,24 +160,15 @@ class Content:
         return sum(math.prod(each.shape) * _item_size(each.dtype) for each in arrays)
 
 
-# Flower checks the type of every entry and every argument, which takes longer than a
-# small layer. What has the right types already is made as Flower does, without checks.
-_EMPTY = {kind: vars(kind()) for kind in (ConfigRecord, ArrayRecord, RecordDict)}
-
-
-def _unchecked(kind: type[_Record], entries: dict[str, Any]) -> _Record:
-    """Return a record of entries whose types are right."""
-    record = kind.__new__(kind)
-    record.__dict__.update(_EMPTY[kind], _data=entries)
-    return record
-
-
 def request(verb: Verb, node: int, turn: int, content: Content) -> Message:
     """Return a request to one node."""
     content.turn = turn
     known = _first_request(verb, node, TaskIdentity.run_id)
-    changed = {"_group_id": str(turn), "_created_at": time.time()}
-    return _message(content.records(), {**known, **changed})
+    message, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
+    metadata.__dict__.update(known, _group_id=str(turn), _created_at=time.time())
+    records = content.records()
+    message.__dict__.update(_metadata=metadata, _content=records, _error=None)
+    return message
 
 
 @lru_cache(maxsize=4096)
@@ -188,25 +179,21 @@ def _first_request(verb: Verb, node: int, run: int) -> dict[str, Any]:
 
 def reply_to(message: Message, records: RecordDict) -> Message:
     """Return the reply to a message."""
+    answer, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
     asked, now = vars(message.metadata), time.time()
-    changed = {
-        "_message_id": "",
-        "_src_node_id": asked["_dst_node_id"],
-        "_dst_node_id": asked["_src_node_id"],
-        "_src_task_id": asked["_dst_task_id"],
-        "_dst_task_id": asked["_src_task_id"],
-        "_reply_to_message_id": asked["_message_id"],
-        "_created_at": now,
-        "_ttl": asked["_created_at"] + asked["_ttl"] - now,
-    }
-    return _message(records, {**asked, **changed})
-
-
-def _message(records: RecordDict, fields: dict[str, Any]) -> Message:
-    message, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
-    metadata.__dict__.update(fields)
-    message.__dict__.update(_metadata=metadata, _content=records, _error=None)
-    return message
+    metadata.__dict__.update(
+        asked,
+        _message_id="",
+        _src_node_id=asked["_dst_node_id"],
+        _dst_node_id=asked["_src_node_id"],
+        _src_task_id=asked["_dst_task_id"],
+        _dst_task_id=asked["_src_task_id"],
+        _reply_to_message_id=asked["_message_id"],
+        _created_at=now,
+        _ttl=asked["_created_at"] + asked["_ttl"] - now,
+    )
+    answer.__dict__.update(_metadata=metadata, _content=records, _error=None)
+    return answer
 
 
 def read(message: Message) -> Content:
