@@ -1,6 +1,5 @@
 """Build the parties of a run at their nodes."""
 
-import json
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
@@ -16,6 +15,7 @@ from flower_vfl.alignment import NORMALISERS, encode_ids
 from flower_vfl.errors import ConfigError, TableError
 from flower_vfl.objectives import OptimizerFactory, Task
 from flower_vfl.parties.base import Party
+from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
@@ -28,7 +28,6 @@ from .config import RunConfig, parts
 from .datasets import (
     Dataset,
     PartyData,
-    PartyFile,
     TableFit,
     infer_task,
     load_dataset,
@@ -39,10 +38,12 @@ from .datasets import (
     read_party_file,
 )
 from .datasets.checks import check_spelling, label_warnings, summary
+from .datasets.party_files import PartyFile
 from .models.registry import build_bottom, build_optimizer
 from .objectives import objective_for
 
-FIT_FILE = "fit.json"
+FIT = "fit"  # tag of what a node stores for predictions
+FIT_FILE = f"{FIT}.pt"
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,7 @@ def read_known(fit: Path) -> dict[str, Any]:
         raise ConfigError(
             f"'{fit}' is missing; predict rows of the run, or train again with --out"
         )
-    known: dict[str, Any] = json.loads(fit.read_text())
-    return known
+    return DirectoryStore(fit.parent).load(FIT)
 
 
 def make_passive(

@@ -1,7 +1,7 @@
 """Datasets by name or from files, divided by columns and prepared for each party."""
 
 from .files import data_folders
-from .party_files import PartyFile, infer_task, order_by_ids, read_party_file
+from .party_files import infer_task, order_by_ids, read_party_file
 from .prepare import TableFit, prepare_table
 from .registry import dataset_names, load_dataset
 from .types import Dataset, InputSpec, PartyData
@@ -11,7 +11,6 @@ __all__ = [
     "Dataset",
     "InputSpec",
     "PartyData",
-    "PartyFile",
     "TableFit",
     "data_folders",
     "dataset_names",

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from flower_vfl.errors import TableError
-from flower_vfl.simulations.datasets import PartyFile, read_party_file
+from flower_vfl.simulations.datasets import read_party_file
+from flower_vfl.simulations.datasets.party_files import PartyFile
 
 NUMBERS = [str(number * 1.5) for number in range(200)]
 DROP = "leave it out with --drop 'x'"
