@@ -22,7 +22,7 @@ from flower_vfl.transform import Batch, GradientTransform
 
 if TYPE_CHECKING:
     from flower_vfl.grids.resident import ResidentGrid, resident
-    from flower_vfl.leakage.settings import Leakage
+    from flower_vfl.leakage.monitor import Leakage
     from flower_vfl.strategies import (
         VerticalStrategy,
         defended_grid,
@@ -40,7 +40,7 @@ if (
 
 # Loaded when first used: they import more than a party needs.
 _LAZY = {
-    "Leakage": "flower_vfl.leakage.settings",
+    "Leakage": "flower_vfl.leakage.monitor",
     "ResidentGrid": "flower_vfl.grids.resident",
     "VerticalStrategy": "flower_vfl.strategies",
     "defended_grid": "flower_vfl.strategies",

@@ -15,7 +15,7 @@ from flower_vfl.errors import ConfigError, require, unknown_name
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.leakage.attacks.registry import SCORE_ATTACKS
 from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
-from flower_vfl.leakage.settings import Leakage, Membership
+from flower_vfl.leakage.monitor import Leakage, Membership
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.schedule import TEST, TRAIN

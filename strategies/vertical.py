@@ -14,7 +14,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.leakage.settings import Leakage
+from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.aggregation import AGGREGATIONS
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import to_tensor

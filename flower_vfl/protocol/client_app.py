@@ -16,7 +16,7 @@ from flwr.supercore import log
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
 from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.settings import Leakage
+from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import open_store
 from flower_vfl.parties.defense_policy import untrusted
