@@ -15,7 +15,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.randomness import Noise
 
 if TYPE_CHECKING:
-    from flower_vfl.parties.imputation.calibration import Calibration
+    from flower_vfl.parties.imputation.label_imputer import Calibration
 
 Task = Literal["binary", "multiclass", "regression"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]

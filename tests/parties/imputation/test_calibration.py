@@ -11,8 +11,12 @@ from torch.nn.functional import nll_loss, softmax
 from flower_vfl import CrossEntropy
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation import RowIndex
-from flower_vfl.parties.imputation.calibration import Calibration, mixed, unmixed
-from flower_vfl.parties.imputation.label_imputer import complete_share
+from flower_vfl.parties.imputation.label_imputer import (
+    Calibration,
+    complete_share,
+    mixed,
+    unmixed,
+)
 from flower_vfl.parties.imputation.labels import LABEL_SYNTHESIZERS
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
