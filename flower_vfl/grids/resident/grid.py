@@ -17,13 +17,14 @@ from flwr.supercore import log
 from flower_vfl.errors import check_name
 from flower_vfl.grids.wrapped import WrappedGrid
 
-from .endpoint import Endpoint, Pem
 from .pending_requests import PendingRequests, ServerSession
 from .settings import (
     OPEN_RECORD,
     OPEN_TYPE,
     WIRE_DTYPES,
+    Endpoint,
     Limits,
+    Pem,
     SessionError,
     SessionOffer,
 )

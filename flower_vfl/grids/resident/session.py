@@ -21,9 +21,14 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.residence import RESIDENT
 
 from .authentication import Authentication, RefusedError, read_frame
-from .endpoint import is_loopback, split_address
 from .event_loop import SendQueue, flush
-from .settings import METHOD, SessionOffer, transport_options
+from .settings import (
+    METHOD,
+    SessionOffer,
+    is_loopback,
+    split_address,
+    transport_options,
+)
 from .wire import (
     END,
     FRAME_OVERHEAD,

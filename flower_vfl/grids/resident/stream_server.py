@@ -18,10 +18,9 @@ from flower_vfl.errors import ConfigError
 
 from .authentication import Authentication, RefusedError, TokenRegistry, read_frame
 from .connection_monitor import ConnectionMonitor
-from .endpoint import join_address, split_address
 from .event_loop import SendQueue, event_loop
 from .pending_requests import ServerSession
-from .settings import METHOD, Limits, transport_options
+from .settings import METHOD, Limits, join_address, split_address, transport_options
 from .wire import END, REPLY, Assembler, WireError, read_frame_head, split_frame
 
 T = TypeVar("T")
