@@ -181,8 +181,9 @@ class Cell:
         """What is shown: the mean, smallest or largest value over the seeds."""
         if not self.values:
             return None
-        summaries = {"mean": statistics.fmean, "min": min, "max": max}
-        return summaries[self.column.seeds](self.values)
+        if self.column.seeds == "mean":
+            return statistics.fmean(self.values)
+        return (min if self.column.seeds == "min" else max)(self.values)
 
     @property
     def deviation(self) -> float | None:
