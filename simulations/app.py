@@ -1,6 +1,5 @@
 """The Flower app that ``flwr run simulations/label_leakage`` runs."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
 from flower_vfl.grids.resident.settings import WIRE_DTYPES
 from flower_vfl.metrics import METRICS
-from flower_vfl.parties.checkpoints import DirectoryStore, open_store
+from flower_vfl.parties.checkpoints import DirectoryStore, open_store, writing
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TRAIN
@@ -43,7 +42,7 @@ from flower_vfl.strategies.node_table import read_node_table
 from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
 from .capture import check_capture
 from .config import RunConfig, parse_rates
-from .parties import FIT_FILE, PartyRows, load_rows, make_label, make_passive
+from .parties import FIT, PartyRows, load_rows, make_label, make_passive
 from .plugins import load_plugins
 from .results import result_document, save_result
 
@@ -68,7 +67,8 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
         index = 1 if number is None else max(int(number), 1)
     rows = load_rows(config, index, None if file is None else str(file))
     store = open_store(context, node_name(context))
-    if isinstance(store, DirectoryStore):
+    known_already = config.resume and FIT in store.tags()
+    if isinstance(store, DirectoryStore) and not known_already:
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
         known = {
             "fit": fit,
@@ -76,7 +76,8 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
             "task": rows.task,
             "classes": list(rows.classes),
         }
-        store.write(FIT_FILE, json.dumps(known).encode())
+        with writing(node_name(context), FIT):
+            store.save(FIT, known)
     return config, rows
 
 

@@ -20,7 +20,6 @@ from flower_vfl.parties.checkpoints import (
     DamagedError,
     DirectoryStore,
     RecordStore,
-    Store,
     step_tag,
     steps_of,
     tagged_step,
@@ -88,13 +87,11 @@ class StrategyCheckpoints:
     """
 
     def __init__(self, strategy: VerticalStrategy) -> None:
-        folder = strategy.checkpoints.folder
-        self._store: Store = RecordStore(RecordDict())  # in memory
-        if folder is not None:
+        self._store = RecordStore(RecordDict())  # in memory
+        if folder := strategy.checkpoints.folder:
             self._store = DirectoryStore(Path(folder) / RESERVED)
         self._store.clean()
         self.run = secrets.token_hex(16)  # id of the run; a resumed one keeps its own
-        self.can_resume = folder is not None
         self._settings = _settings(strategy)
         self._best: dict[str, str] = {}  # by tag: the best weights that it refers to
 
@@ -168,7 +165,7 @@ class StrategyCheckpoints:
 
     def advice(self) -> str:
         """Return what to do after an error."""
-        if not (steps := self.steps()) or not self.can_resume:
+        if not (steps := self.steps()) or not isinstance(self._store, DirectoryStore):
             return (
                 "No checkpoint was kept; set Checkpoints(every=..., folder=...) to be "
                 "able to resume."
@@ -225,10 +222,11 @@ def _compare(part: Mapping[str, Any], now: Mapping[str, str]) -> None:
     limits = zip(run["records"]["metric"], run["records"]["step"], strict=True)
     stopped = (LIMIT, run["step"]) in limits
     for name in {**was, **now}:
-        old, new = (each.get(name) or "not set" for each in (was, now))
-        if old == new:
-            continue
+        old, new = (each.get(name, "not set") for each in (was, now))
         changed = f"{name} was {old} in the run that is resumed, now {new}"
-        if not (stopped and _field(name).startswith(_PROTECTION)):
-            raise ConfigError(f"{changed}; resume with {old}, or start without resume")
-        log(WARNING, "%s, after the leak limit was exceeded", changed)
+        again = f"with {old}" if name in was else "without it"
+        allowed = stopped and _field(name).startswith(_PROTECTION)
+        if old != new and not allowed:
+            raise ConfigError(f"{changed}; resume {again}, or start without resume")
+        if old != new:
+            log(WARNING, "%s, after the leak limit was exceeded", changed)

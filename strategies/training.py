@@ -345,11 +345,6 @@ class Training:
 
     def resume(self) -> None:
         """Go back to the newest step of which every party has an undamaged part."""
-        if not self._checkpoints.can_resume:
-            raise ConfigError(
-                "resume=True needs the strategy's own part of a checkpoint; set "
-                "Checkpoints(every=..., folder=...), and start once without resume"
-            )
         self._go_back()
 
     def _go_back(self) -> None:
@@ -367,7 +362,8 @@ class Training:
                 return
         raise ConfigError(
             "there is no checkpoint that every party has; give every node a state-dir, "
-            f"set Checkpoints(every=...), and start once without resume{problems}"
+            "set Checkpoints(every=..., folder=...), and start once without resume"
+            + problems
         )
 
     def _rewind(self, error: PartyRestartedError) -> None:

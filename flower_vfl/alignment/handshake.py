@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import PartyError
-from flower_vfl.parties.checkpoints import DamagedError, Store, from_bytes, to_bytes
+from flower_vfl.parties.checkpoints import (
+    DamagedError,
+    RecordStore,
+    from_bytes,
+    to_bytes,
+)
 
 from .channel import ChunkCodec, SecureChannel
 from .groups import make_group
@@ -191,14 +196,14 @@ class SavedAlignment:
     aligned: AlignedIds
     fingerprint: str
 
-    def save(self, store: Store) -> None:
+    def save(self, store: RecordStore) -> None:
         """Save it, for runs that resume."""
         aligned = self.aligned.state_dict()
         state = {"alignment": aligned, "fingerprint": self.fingerprint}
         store.save(CHECKPOINT, _exchanged(state))
 
     @classmethod
-    def load(cls, store: Store) -> SavedAlignment | None:
+    def load(cls, store: RecordStore) -> SavedAlignment | None:
         """Return the saved alignment, None if there is none."""
         if CHECKPOINT not in store.tags():
             return None

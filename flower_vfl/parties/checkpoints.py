@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from logging import ERROR, WARNING
@@ -107,18 +106,27 @@ def writing(party: str, what: str) -> Iterator[None]:
         ) from error
 
 
-class Store(ABC):
-    """Where checkpoints are kept, each with its origin and a digest."""
+def _digest(content: bytes, origin: str) -> str:
+    digest = hashlib.blake2b(content)
+    digest.update(origin.encode())
+    return digest.hexdigest()
+
+
+class RecordStore:
+    """Checkpoints as records of the node's Flower state, for nodes without a folder."""
 
     owner = ""  # whose files they are; nobody else writes a node's Flower state
 
+    def __init__(self, records: RecordDict) -> None:
+        self.records = records
+
     def save(self, tag: str, state: dict[str, Any], run: str = "") -> str:
         """Keep a state under a tag; return the digest of what was written."""
-        content, salt = to_bytes(state), secrets.token_hex(16)
         # Salted: the digest leaves this node, and must not tell what it is of.
-        origin = json.dumps([self.owner, check_tag(tag), run, salt]).encode()
-        digest = hashlib.blake2b(content + origin).hexdigest()
-        self._put(tag, content + f"\n{digest} ".encode() + origin)
+        origin = [self.owner, check_tag(tag), run, secrets.token_hex(16)]
+        content, line = to_bytes(state), json.dumps(origin)
+        digest = _digest(content, line)
+        self._put(tag, b"".join([content, f"\n{digest} {line}".encode()]))
         return digest
 
     def load(self, tag: str, run: str = "", digest: str = "") -> dict[str, Any]:
@@ -129,21 +137,21 @@ class Store(ABC):
         problem, content = "", b""
         try:
             content, _, end = self._get(tag).rpartition(b"\n")
-            found, _, origin = end.decode(errors="replace").partition(" ")
-            if found != hashlib.blake2b(content + origin.encode()).hexdigest():
+            found, _, line = end.decode(errors="replace").partition(" ")
+            whole = found == _digest(content, line)
+            owner, under, of_run, _ = json.loads(line) if whole else [""] * 4
+            if not whole:
                 problem = "is damaged, or of another version of flower-vfl"
-            else:
-                owner, under, of_run, _ = json.loads(origin)
-                if (owner, under) != (self.owner, tag):
-                    problem = f"is '{under}' of party '{owner}'"
-                elif run and run != of_run:
-                    problem = "is of another run"
-                elif digest and digest != found:
-                    problem = "was written at another time"
+            elif (owner, under) != (self.owner, tag):
+                problem = f"is '{under}' of party '{owner}'"
+            elif run and run != of_run:
+                problem = "is of another run"
+            elif digest and digest != found:
+                problem = "was written at another time"
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         if problem:
-            log(WARNING, "%s %s", self.place(tag), problem)  # the path stays here
+            log(WARNING, "%s %s", self._place(tag), problem)  # the path stays here
             raise DamagedError(f"its checkpoint '{tag}' {problem}")
         return from_bytes(content)
 
@@ -153,71 +161,8 @@ class Store(ABC):
             if _NUMBERED.fullmatch(tag) and tag not in keep:
                 self.remove(tag)
 
-    def clean(self) -> None:  # noqa: B027 (only files can be left)
-        """Remove what a writer that was killed has left behind."""
-
-    def place(self, tag: str) -> str:
-        """Return where a checkpoint is, for this node's own log."""
-        return "the Flower state of this node"
-
-    @abstractmethod
-    def tags(self) -> list[str]:
-        """Return the tags that are kept."""
-
-    @abstractmethod
-    def remove(self, tag: str) -> None:
-        """Remove a checkpoint, if there is one."""
-
-    @abstractmethod
-    def _get(self, tag: str) -> bytes: ...
-
-    @abstractmethod
-    def _put(self, tag: str, data: bytes) -> None: ...
-
-
-class DirectoryStore(Store):
-    """Checkpoints as files, written so that a crash leaves the old or the new one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.owner = folder.name
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file that nobody else can read, in a folder of that kind."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
-        write_private(self.folder / name, content)
-
     def clean(self) -> None:
         """Remove what a writer that was killed has left behind."""
-        for path in self.folder.glob("*.tmp"):
-            with suppress(OSError):
-                path.unlink()
-
-    def place(self, tag: str) -> str:
-        """Return the path of a checkpoint."""
-        return str(self.folder / f"{tag}.pt")
-
-    def tags(self) -> list[str]:
-        """Return the tags that are kept."""
-        return sorted(path.stem for path in self.folder.glob("*.pt"))
-
-    def remove(self, tag: str) -> None:
-        """Remove a checkpoint, if there is one."""
-        Path(self.place(tag)).unlink(missing_ok=True)
-
-    def _get(self, tag: str) -> bytes:
-        return Path(self.place(tag)).read_bytes()
-
-    def _put(self, tag: str, data: bytes) -> None:
-        self.write(f"{tag}.pt", data)
-
-
-class RecordStore(Store):
-    """Checkpoints as records of the node's Flower state, for nodes without a folder."""
-
-    def __init__(self, records: RecordDict) -> None:
-        self.records = records
 
     def tags(self) -> list[str]:
         """Return the tags that are kept."""
@@ -228,15 +173,51 @@ class RecordStore(Store):
         """Remove a checkpoint, if there is one."""
         self.records.pop(_RECORD + tag, None)
 
+    def _place(self, tag: str) -> str:
+        return _RECORD + tag
+
     def _get(self, tag: str) -> bytes:
-        data = self.records.config_records[_RECORD + tag]["state"]
+        data = self.records.config_records[self._place(tag)]["state"]
         return data if isinstance(data, bytes) else b""
 
     def _put(self, tag: str, data: bytes) -> None:
-        self.records[_RECORD + tag] = ConfigRecord({"state": data})
+        self.records[self._place(tag)] = ConfigRecord({"state": data})
 
 
-def open_store(context: Context, party: str) -> Store:
+class DirectoryStore(RecordStore):
+    """Checkpoints as files, written so that a crash leaves the old or the new one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner = folder.name
+
+    def clean(self) -> None:
+        """Remove what a writer that was killed has left behind."""
+        for path in self.folder.glob("*.tmp"):
+            with suppress(OSError):
+                path.unlink()
+
+    def tags(self) -> list[str]:
+        """Return the tags that are kept."""
+        return sorted(path.stem for path in self.folder.glob("*.pt"))
+
+    def remove(self, tag: str) -> None:
+        """Remove a checkpoint, if there is one."""
+        Path(self._place(tag)).unlink(missing_ok=True)
+
+    def _place(self, tag: str) -> str:
+        return str(self.folder / f"{tag}.pt")
+
+    def _get(self, tag: str) -> bytes:
+        return Path(self._place(tag)).read_bytes()
+
+    def _put(self, tag: str, data: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        write_private(Path(self._place(tag)), data)
+
+
+def open_store(context: Context, party: str) -> RecordStore:
     """Return where a node keeps its checkpoints."""
     folder = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     if not folder:

@@ -16,19 +16,18 @@ from flower_vfl import ConfigError
 from flower_vfl.parties.checkpoints import (
     DirectoryStore,
     RecordStore,
-    Store,
     open_store,
 )
 
 
 @pytest.fixture(params=["directory", "record"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
     if request.param == "directory":
         return DirectoryStore(tmp_path / "party")
     return RecordStore(RecordDict())
 
 
-def test_a_store_returns_what_was_saved(store: Store) -> None:
+def test_a_store_returns_what_was_saved(store: RecordStore) -> None:
     assert store.tags() == []
     state = {"weights": torch.randn(3), "step": 4, "list": [1, 2.5, "x"]}
     store.save("best", state)
@@ -37,7 +36,7 @@ def test_a_store_returns_what_was_saved(store: Store) -> None:
     assert store.load("best") == {"step": 5}
 
 
-def test_only_steps_and_best_epochs_are_pruned(store: Store) -> None:
+def test_only_steps_and_best_epochs_are_pruned(store: RecordStore) -> None:
     for tag in ("alignment", "best-4", "best-8", "final", "step-8", "step-9"):
         store.save(tag, {})
     store.prune({"best-8", "step-9"})
@@ -47,14 +46,14 @@ def test_only_steps_and_best_epochs_are_pruned(store: Store) -> None:
 @pytest.mark.parametrize(
     "tag", ["", "../x", "a/b", ".hidden", "Best", "a b", "x" * 65, "-x", "a\n"]
 )
-def test_unsafe_tags_are_refused(store: Store, tag: str) -> None:
+def test_unsafe_tags_are_refused(store: RecordStore, tag: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a checkpoint"):
         store.save(tag, {})
     with pytest.raises(ConfigError):
         store.load(tag)
 
 
-def test_a_missing_tag_lists_those_that_are_there(store: Store) -> None:
+def test_a_missing_tag_lists_those_that_are_there(store: RecordStore) -> None:
     store.save("best", {})
     with pytest.raises(ConfigError, match=r"no checkpoint 'final'; kept: best"):
         store.load("final")
@@ -113,7 +112,6 @@ def test_the_nodes_own_folder_comes_before_that_of_the_run(tmp_path: Path) -> No
 def test_only_its_owner_reads_what_a_party_keeps(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "party")
     store.save("step-1", {"step": 1})
-    store.write("data.json", b"{}")
     assert store.folder.stat().st_mode & 0o777 == 0o700
     for path in store.folder.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
