@@ -59,7 +59,7 @@ RUN = {
     "patience": 8,
     "checkpoint-every": 5,
 }
-STEPS = 250  # about: of the whole run
+STEPS = 220  # of the run, which stops early after a few more
 SOON = {"silence": 3.0, "timeout": 60.0}
 EQUAL, REFUSED, SILENT = "bit-equal", "refused with a line", "silently different"
 UNTIMED = "metric not in ('seconds', 'bytes', 'steps', 'defense_seconds') and epoch > 0"
@@ -114,7 +114,7 @@ def at_step(step: int, label: Path, over: Callable[[], bool], chance: float) -> 
     time.sleep(chance)
 
 
-def cuts(proxy: Proxy, chance: random.Random) -> None:
+def cuts(proxy: Proxy, chance: random.Random) -> str:
     """Cut all connections three times, and refuse new ones for a moment."""
     for _ in range(3):
         proxy.closed = True
@@ -122,18 +122,20 @@ def cuts(proxy: Proxy, chance: random.Random) -> None:
         time.sleep(chance.uniform(0.0, 1.0))
         proxy.closed = False
         time.sleep(chance.uniform(0.0, 0.5))
+    return "cut"
 
 
-def kill(words: str) -> None:
+def kill(words: str) -> str:
     """Kill one of the processes below this one whose command has some words."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if words in " ".join(process.cmdline()):
                 found.append(process.pid)
-    if found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(random.choice(found), signal.SIGKILL)
+    if not found:
+        return "nothing left to kill"
+    os.kill(random.choice(found), signal.SIGKILL)
+    return "killed"
 
 
 # --- Ray ---------------------------------------------------------------------------
@@ -185,11 +187,11 @@ def disturbed_simulation(
     over = lambda: not thread.is_alive()  # noqa: E731
     at_step(step, folder / "label", over, chance.uniform(0.0, 0.2))
     if kind == "connection":
-        cuts(proxy, chance)
+        done = cuts(proxy, chance)
     else:
-        kill("ray::ClientAppActor" if kind == "client" else "flwr-simulation")
+        done = kill("ray::ClientAppActor" if kind == "client" else "flwr-simulation")
     thread.join()
-    said = f"step {step}, " + ("resumed" if errors else "went on by itself")
+    said = f"{done} at step {step}, " + ("resumed" if errors else "went on by itself")
     if errors:
         train(True)
         if len(errors) > 1:
@@ -251,20 +253,20 @@ def disturbed_deployment(
     label = cluster.state_dir("bank") / "bank"
     at_step(step, label, over, chance.uniform(0.0, 0.2))
     if kind == "connection":
-        cuts(proxy, chance)
+        done = cuts(proxy, chance)
     elif kind == "server":
-        kill("flwr-serverapp")
+        done = kill("flwr-serverapp")
         stopping = cluster.runtime.start(["flwr", "stop", str(run_id), CONNECTION])
         stopping.communicate(timeout=60)
     else:
         party = chance.choice(list(cluster.parties))
-        kill_client(cluster, party)
+        done = kill_client(cluster, party)
         cluster.stop_party(party)  # Flower would notice after a minute
         cluster.start_party(party)
     log.wait(300)
-    said = f"step {step}, went on by itself"
+    said = f"{done} at step {step}, went on by itself"
     if not cluster_result(cluster):
-        said = f"step {step}, resumed"
+        said = f"{done} at step {step}, resumed"
         again = submitted(cluster, {**settings, **reached}, resume=True)
         Follower(cluster, again).wait(300)
     proxy.stop()
@@ -276,12 +278,15 @@ def cluster_result(cluster: Cluster) -> bool:
     return (cluster.server / "result" / "result.json").exists()
 
 
-def kill_client(cluster: Cluster, party: str) -> None:
+def kill_client(cluster: Cluster, party: str) -> str:
     """Kill the process of a party's ClientApp."""
+    done = "nothing left to kill"
     for process in psutil.Process(cluster.processes[party].pid).children(True):
         with contextlib.suppress(psutil.Error):
             if "flwr-clientapp" in " ".join(process.cmdline()):
                 process.kill()
+                done = f"{party} killed"
+    return done
 
 
 # --- files -------------------------------------------------------------------------

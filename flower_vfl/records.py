@@ -1,12 +1,10 @@
 """What a run measured, as records with fields."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
-from typing import Any
+from typing import Any, Self
 
 _ROW = struct.Struct("=IQd")  # number of a kind, step, value
 _IN_MEMORY = 1 << 20  # bytes of records before a temporary file takes them
@@ -55,7 +53,7 @@ class Measurement:
 
 
 class Records:
-    """Many measurements; a long run makes millions, so they are kept in a file.
+    """Many measurements, kept in a file: a long run makes millions.
 
     Examples
     --------
@@ -70,7 +68,7 @@ class Records:
         self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         self += records
 
-    def __iadd__(self, records: Iterable[Measurement]) -> Records:
+    def __iadd__(self, records: Iterable[Measurement]) -> Self:
         """Add records."""
         kinds = self._kinds
         for each in records:

@@ -21,8 +21,6 @@ from .scale import scale
 from .select import select
 from .sweep import sweep
 
-_STUDIES = ("compare", "sweep", "scale", "reproduce")
-
 
 class Commands(TyperGroup):
     """The commands; typer would end an interrupted one without a word."""
@@ -32,10 +30,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(context)
         except KeyboardInterrupt as interrupted:
-            kept = "; finished runs are kept, and the same command goes on with them"
-            kept = kept if context.invoked_subcommand in _STUDIES else ""
-            kept = f"; {interrupted}" if interrupted.args else kept
-            print(f"flower-vfl: interrupted{kept}", file=sys.stderr)
+            kept = interrupted.args or ["the same command goes on with what is kept"]
+            print("flower-vfl: interrupted", *kept, sep="; ", file=sys.stderr)
             raise typer.Exit(130) from None
 
 

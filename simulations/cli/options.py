@@ -41,10 +41,8 @@ _OF_RUN = {"out", "resume"}  # options of `run` only
 _SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
-    r"Checkpoints\(every=\.\.\.\)": "--checkpoint-every",
-    r'(, Defense\(\.\.\., at="label"\))? \(defense-at="label" in the run config\)': (
-        " (--defense-at label)"
-    ),
+    r"Checkpoints\(every=\.\.\.(, folder=\.\.\.)?\)": "--out and --checkpoint-every",
+    r'(, D\S* at="label"\))? \(defense-at="label" in .*\)': " (--defense-at label)",
 }
 _API_NAMES |= {
     rf"(?<![\w/.'-]){name}(?![\w/.'=-])": f"--{name.replace('_', '-')}"

@@ -48,7 +48,7 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
     >>> run_in_process(config, verbose=False, bar=False)["engine"]
     'in-process'
     """
-    set_log(verbose)
+    set_log(verbose, config.resume)
     nodes = config.parties + 1
     progress = None if bar else False
     with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
@@ -58,9 +58,10 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
         return train(capturing, config, "in-process", progress, capturing.save)
 
 
-def set_log(verbose: bool) -> None:
+def set_log(verbose: bool, warnings: bool = False) -> None:
     """Show Flower's log or silence it; errors are printed at the end anyway."""
-    level = logging.INFO if verbose else logging.CRITICAL
+    level = logging.WARNING if warnings else logging.CRITICAL
+    level = logging.INFO if verbose else level
     logging.getLogger("flwr").setLevel(level)
 
 
@@ -72,7 +73,7 @@ def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]
     status = console.status("starting Flower and Ray, which takes about 15 s")
 
     def show(line: str) -> None:
-        if verbose:
+        if verbose or (config.resume and "WARNING" in line):
             console.print(line, soft_wrap=True)
         elif "epoch" in line:
             status.update(line.partition(":")[2].strip())

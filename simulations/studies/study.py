@@ -182,8 +182,7 @@ def run_study(
                     break
     except KeyboardInterrupt:
         kept = f"{len(study.documents)} of {len(unique)} runs are finished in {folder}"
-        text = f"{kept}; the same command continues with the others"
-        raise KeyboardInterrupt(text) from None
+        raise KeyboardInterrupt(kept, "the same command goes on with others") from None
     finally:
         study.save()
         study.write_table()
