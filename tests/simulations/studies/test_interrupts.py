@@ -24,7 +24,7 @@ from flower_vfl.strategies.state import interruptible
 from flower_vfl.strategies.training import Training
 
 SWEEP = ("sweep", "--limit", "120", "--epochs", "1", "--set", "seed=0,1,2")
-LINE = r"flower-vfl: interrupted; {} of 3 runs are finished in {}; the same command goes on"
+LINE = "flower-vfl: interrupted; {} of 3 runs are finished in {}; the same command"
 LONG = ("sweep", "--limit", "300", "--epochs", "6", "--set", "seed=0,1,2,3,4,5")
 
 
