@@ -170,7 +170,7 @@ def check_files(config: RunConfig) -> list[str]:
     if unknown := set(parts(config.drop)) - names:
         raise ConfigError(f"no file has the column '{min(unknown)}' to drop")
     if not config.normalise:
-        check_spelling(files)
+        check_spelling({path: rows.ids for path, rows in files.items()})
     lines = [line for path, rows in files.items() for line in summary(path, rows)]
     found = infer_task(files[paths[0]].labels, config.task or None)  # type: ignore[arg-type]
     normalise = config.normalise if config.alignment != NONE else ""

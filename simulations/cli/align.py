@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from flower_vfl.alignment.keys import key_text, write_key
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.datasets import read_party_file
+from flower_vfl.simulations.datasets.checks import check_spelling
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
@@ -76,6 +78,11 @@ def align(
         name: read_ids(path, column)
         for (name, path), column in zip(sources.items(), columns, strict=True)
     }
+    try:
+        if normalise == "none":
+            check_spelling({str(sources[name]): own for name, own in ids.items()})
+    except ConfigError as error:
+        print(f"flower-vfl: warning: {error}", file=sys.stderr)
     started = time.perf_counter()
     found = align_ids(ids, plan, normalise, progress=False if as_json else None)
     seconds = time.perf_counter() - started

@@ -63,7 +63,7 @@ def inspect(
         console.print(text_table(_HEADS, cells, left=3))
     if not problems:
         try:
-            check_spelling(read)
+            check_spelling({path: rows.ids for path, rows in read.items()})
             first = read[str(files[0])].labels
             if first is not None:
                 warnings += label_warnings(read, infer_task(first, chosen[2]))

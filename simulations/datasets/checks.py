@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,11 @@ def predictive_columns(
     return [name for name in varied if score(ranks[name]) >= _PERFECT]
 
 
-def check_spelling(files: Mapping[str, PartyFile]) -> None:
+def check_spelling(ids: Mapping[str, Iterable[Any]]) -> None:
     """Refuse ids that are the same as those of the first file but for the spelling."""
-    (first, own), *others = files.items()
-    for path, rows in others:
-        found = spelled_alike(set(map(str, own.ids)), set(map(str, rows.ids)))
-        if found:
+    (first, own), *others = ids.items()
+    for path, theirs in others:
+        if found := spelled_alike(set(map(str, own)), set(map(str, theirs))):
             raise ConfigError(
                 f"the ids look alike but are written differently: '{found[1]}' in "
                 f"'{first}', '{found[2]}' in '{path}'; use --normalise {found[0]}, or "

@@ -90,6 +90,17 @@ def test_inspect_says_what_a_run_would_refuse(
     code, shown, _ = call(capsys, monkeypatch, "inspect", "bank.csv", "float.csv")
     assert code == 2
     assert "the ids look alike but are written differently: '0' in 'bank.csv'" in shown
+    pd.read_csv("bank.csv").to_csv("text.csv", index=False, columns=["id"])
+    text = Path("text.csv").read_text().replace("\n", "\n00")
+    Path("padded.csv").write_text(text.removesuffix("00"))
+    words = ["align", "text.csv", "padded.csv"]
+    code, _, error = call(capsys, monkeypatch, *words)
+    assert code == 0
+    assert error.startswith("flower-vfl: warning: the ids look alike but are written")
+    code, shown, error = call(
+        capsys, monkeypatch, *words, "--normalise", "whole_number"
+    )
+    assert (code, error) == (0, "") and shown.startswith("90 rows aligned by psu")
 
 
 def test_run_says_what_it_read_but_not_in_json(
