@@ -60,9 +60,11 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
 
 def set_log(verbose: bool, warnings: bool = False) -> None:
     """Show Flower's log or silence it; errors are printed at the end anyway."""
-    level = logging.WARNING if warnings else logging.CRITICAL
-    level = logging.INFO if verbose else level
-    logging.getLogger("flwr").setLevel(level)
+    level, logger = logging.CRITICAL, logging.getLogger("flwr")
+    level = logging.WARNING if warnings else level
+    logger.setLevel(logging.INFO if verbose else level)
+    only = warnings and not verbose
+    logger.filters[:] = [lambda line: line.levelno == logging.WARNING] if only else []
 
 
 def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:

@@ -267,7 +267,10 @@ class ResidentGrid(WrappedGrid):
                     if report["state"] != "detached":
                         failed[node_id] = str(report.get("reason"))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-                    reasons[node_id] = "its SuperNode is offline"
+                    reasons[node_id] = (
+                        "its SuperNode is offline (one that was killed may join again "
+                        "after a minute)"
+                    )
                     offline.append(node_id)  # it may come back before the deadline
                 else:
                     code = f"error {reply.error.code}"
