@@ -149,9 +149,9 @@ def _numbers(
     column: pd.Series[Any], about: Column, written: dict[str, Any]
 ) -> pd.Series[Any]:
     """Return a column of text as numbers, or as it is if these are no numbers."""
-    present, lower = column.dropna(), column.str.lower()
-    if lower.isin(("true", "false")).all():
-        return lower == "true"
+    present, flags = column.dropna(), ("true", "false")
+    if str(column.iloc[0]).lower() in flags and column.str.lower().isin(flags).all():
+        return column.str.lower() == "true"
     decimal, text = _decimal(present), present
     if decimal == ",":
         text = text.mask(text.str.contains(".", regex=False)).str.replace(",", ".")
@@ -172,11 +172,11 @@ def _numbers(
             f"{share} cannot be read as numbers: {listed}; correct the file, or take "
             f"them as missing with --missing '{shown.iloc[0]}'"
         )
-    signed = present[present.str.contains(decimal, regex=False)]
-    unsure = (
-        (written["delimiter"] != ";") if decimal == "," else written["decimal"] == ","
-    )
-    if unsure and len(signed) and signed.str.fullmatch(_THOUSANDS).all():
+    certain = written["delimiter" if decimal == "," else "decimal"] in (";", ".")
+    signed = present[:0]
+    if not certain:
+        signed = present[present.str.contains(decimal, regex=False)]
+    if len(signed) and signed.str.fullmatch(_THOUSANDS).all():
         value = str(signed.iloc[0])
         either = f"{value.replace(decimal, '')} or {value.replace(',', '.')}"
         raise TableError(f"'{value}' may be {either}; write it in one of these ways")
