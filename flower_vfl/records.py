@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import Any, Self
 
-_ROW = struct.Struct("=IQd")  # number of a kind, step, value
+_ROW = struct.Struct("=Iqd")  # number of a kind, step, value
 _IN_MEMORY = 1 << 20  # bytes of records before a temporary file takes them
 COLUMNS = ("metric", "party", "attack", "layer", "step", "value")
 
