@@ -25,20 +25,12 @@ from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
 
 from .config import RunConfig, parts
-from .datasets import (
-    Dataset,
-    PartyData,
-    TableFit,
-    infer_task,
-    load_dataset,
-    order_by_ids,
-    party_columns,
-    prepare_party,
-    prepare_table,
-    read_party_file,
-)
+from .datasets import Dataset, infer_task, load_dataset, read_party_file
 from .datasets.checks import check_spelling, label_warnings, summary
-from .datasets.party_files import PartyFile
+from .datasets.party_files import PartyFile, order_by_ids
+from .datasets.prepare import TableFit, prepare_table
+from .datasets.types import PartyData
+from .datasets.vertical import party_columns, prepare_party
 from .models.registry import build_bottom, build_optimizer
 from .objectives import objective_for
 

@@ -153,17 +153,6 @@ def order_by_ids(rows: PartyFile) -> PartyFile:
     """Return the rows sorted by id, so that parties with equal ids agree on the order.
 
     Numbers are sorted by value, text by code point.
-
-    Parameters
-    ----------
-    rows : PartyFile
-        What :func:`read_party_file` returned.
-
-    Examples
-    --------
-    >>> rows = PartyFile(np.array([7, 3]), pd.DataFrame({"age": [40, 20]}), None)
-    >>> order_by_ids(rows).features["age"].tolist()
-    [20, 40]
     """
     order = np.argsort(rows.ids, kind="stable")
     return PartyFile(

@@ -23,35 +23,15 @@ from .types import InputSpec, PartyData
 
 @dataclass(frozen=True)
 class TableFit:
-    """What :func:`prepare_table` learned from the training rows.
-
-    Parameters
-    ----------
-    numeric : tuple[str, ...] (default: ())
-        Names of the numeric columns.
-    medians, means, scales : tuple[float, ...] (default: ())
-        Statistics of each numeric column, for the imputer and the scaler.
-    log : tuple[str, ...] (default: ())
-        Numeric columns on the scale ``sign(x) log(1 + |x|)``.
-    incomplete : tuple[str, ...] (default: ())
-        Numeric columns that lack training values; each gets a 0/1 indicator column.
-    categories : dict[str, tuple[str | None, ...]] | None (default: None)
-        Values of each categorical column in the order of their codes, which start at
-        1; None is a missing value.
-
-    Examples
-    --------
-    >>> fit = TableFit(("age",), medians=(40.0,), means=(40.0,), scales=(10.0,))
-    >>> fit.apply(pd.DataFrame({"age": [30, None, 60]}))[0][:, 0].tolist()
-    [-1.0, 0.0, 2.0]
-    """
+    """What :func:`prepare_table` learned from the training rows."""
 
     numeric: tuple[str, ...] = ()
     medians: tuple[float, ...] = ()
     means: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-    log: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()  # columns on the scale sign(x) log(1 + |x|)
+    incomplete: tuple[str, ...] = ()  # each gets a 0/1 indicator column
+    # By column the values in the order of their codes from 1; None is a missing value.
     categories: dict[str, tuple[str | None, ...]] | None = None
 
     @property
@@ -122,32 +102,8 @@ def prepare_table(
     columns become ``float32``: missing and infinite values are replaced by the median,
     then columns are standardised. A column with missing training values also gets a
     0/1 indicator column, placed after all numbers. Other columns become ``int64``
-    codes: a missing value has a code of its own, rare and new values share code 0.
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The party's columns.
-    codes : NDArray[np.int8]
-        The split of each row.
-    categorical : Collection[str] (default: ())
-        Numeric columns to treat as categories.
-    log_columns : Collection[str] (default: ())
-        Heavy-tailed columns, transformed to ``sign(x) log(1 + |x|)``.
-    min_count : int (default: 2)
-        Number of training rows that must share a value for it to get a code.
-
-    Returns
-    -------
-    PartyData
-        The inputs, with the :class:`TableFit` that prepares new rows.
-
-    Examples
-    --------
-    >>> table = pd.DataFrame({"age": [20, 40], "city": ["Oslo", "Oslo"]})
-    >>> party = prepare_table(table, np.zeros(2, dtype=np.int8))
-    >>> [part.tolist() for part in party.inputs]
-    [[[-1.0], [1.0]], [[1], [1]]]
+    codes: a missing value has a code of its own, and new values and those of fewer
+    than `min_count` training rows share code 0.
     """
     if len(frame) != len(codes):
         raise ConfigError(

@@ -31,25 +31,11 @@ class InputSpec:
     ``uint8`` tensor (B, C, H, W). For a table they are the numeric columns as
     ``float32`` (B, numeric), if any, then the categorical columns as ``int64`` codes
     (B, len(cardinalities)), if any.
-
-    Parameters
-    ----------
-    numeric : int (default: 0)
-        Number of numeric columns.
-    cardinalities : tuple[int, ...] (default: ())
-        Number of codes of each categorical column.
-    image : tuple[int, int, int] | None (default: None)
-        Channels, height and width of an image.
-
-    Examples
-    --------
-    >>> InputSpec(numeric=3, cardinalities=(10, 2))
-    InputSpec(numeric=3, cardinalities=(10, 2), image=None)
     """
 
     numeric: int = 0
-    cardinalities: tuple[int, ...] = ()
-    image: tuple[int, int, int] | None = None
+    cardinalities: tuple[int, ...] = ()  # number of codes of each categorical column
+    image: tuple[int, int, int] | None = None  # channels, height and width
 
     def __post_init__(self) -> None:
         """Refuse a spec that describes nothing or two things at once."""
@@ -109,57 +95,20 @@ class Dataset:
 
     All parties of a process share one object, so its arrays are read-only and its
     table must not be changed in place.
-
-    Parameters
-    ----------
-    name : str
-        Name in the registry.
-    task : Task
-        ``"binary"``, ``"multiclass"`` or ``"regression"``.
-    classes : tuple[str, ...]
-        Name of each class, in the order of the labels; empty for a regression.
-    labels : NDArray[Any]
-        ``int64`` classes from 0, or ``float32`` values of a regression.
-    ids : NDArray[Any]
-        Id of each row: from the file if it has ids, else the row number.
-    table : pd.DataFrame | None (default: None)
-        Feature columns; a column that is not numeric is categorical.
-    pictures : Pictures | None (default: None)
-        Images, if the features are images.
-    text : tuple[str, ...] | None (default: None)
-        One text for each row, if the features are text.
-    test_mask : NDArray[np.bool_] | None (default: None)
-        Rows of the official test set, if there is one.
-    groups : NDArray[np.int64] | None (default: None)
-        Group of each row (a lesion, a patient); a split never divides a group.
-    log_columns : tuple[str, ...] (default: ())
-        Heavy-tailed columns, which are prepared on a logarithmic scale.
-    columns_are_words : bool (default: False)
-        Whether the columns are words from frequent to rare. They are shuffled before
-        they are divided, so that each party gets both.
-
-    Examples
-    --------
-    >>> from flower_vfl.simulations.datasets import load_dataset
-    >>> data = load_dataset("breast-cancer")
-    >>> len(data), data.task, data.classes
-    (569, 'binary', ('malignant', 'benign'))
-    >>> np.bincount(data.split(seed=0, test_fraction=0.2)).tolist()
-    [455, 0, 114]
     """
 
     name: str
     task: Task
-    classes: tuple[str, ...]
-    labels: NDArray[Any]
-    ids: NDArray[Any]
-    table: pd.DataFrame | None = None
+    classes: tuple[str, ...]  # in the order of the labels; empty for a regression
+    labels: NDArray[Any]  # int64 classes from 0, or float32 values of a regression
+    ids: NDArray[Any]  # from the file if it has ids, else the row numbers
+    table: pd.DataFrame | None = None  # a column that is not numeric is categorical
     pictures: Pictures | None = None
-    text: tuple[str, ...] | None = None
-    test_mask: NDArray[np.bool_] | None = None
-    groups: NDArray[np.int64] | None = None
-    log_columns: tuple[str, ...] = ()
-    columns_are_words: bool = False
+    text: tuple[str, ...] | None = None  # one for each row
+    test_mask: NDArray[np.bool_] | None = None  # rows of the official test set
+    groups: NDArray[np.int64] | None = None  # a split never divides a group
+    log_columns: tuple[str, ...] = ()  # heavy tails, for a logarithmic scale
+    columns_are_words: bool = False  # from frequent to rare: shuffled before divided
 
     def __post_init__(self) -> None:
         """Check the lengths of the parts and make the shared arrays read-only."""
@@ -257,27 +206,9 @@ def split_groups(
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """One party's share of the columns, ready for its bottom model.
+    """One party's share of the columns, ready for its bottom model."""
 
-    Parameters
-    ----------
-    inputs : tuple[Tensor, ...]
-        What the bottom model takes in, as :class:`InputSpec` describes it; empty
-        for a party without features.
-    spec : InputSpec | None
-        The shape of the inputs; None for a party without features.
-    columns : tuple[str, ...]
-        Names of the raw columns of the party.
-    fit : TableFit | None (default: None)
-        Prepares new rows of a table in the same way; None for anything else.
-
-    Examples
-    --------
-    >>> PartyData((), None, ()).columns  # a label party without features
-    ()
-    """
-
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]  # empty for a party without features
     spec: InputSpec | None
-    columns: tuple[str, ...]
-    fit: TableFit | None = None
+    columns: tuple[str, ...]  # names of the raw columns
+    fit: TableFit | None = None  # prepares new rows of a table in the same way

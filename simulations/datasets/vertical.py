@@ -34,30 +34,6 @@ def party_columns(
     The columns of an image are its pixel columns ``x0``, ``x1``, ... from the left.
     The columns of a text are the words of its vocabulary. Words are shuffled, so that
     every party gets common and rare ones.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The dataset to divide.
-    codes : NDArray[np.int8]
-        The split of each row; the vocabulary of a text comes from training rows.
-    parties : int
-        Number of passive parties.
-    split : str (default: "even")
-        How the passive parties share the columns: ``"even"``,
-        ``"fractions=0.3,0.7"``, ``"widths=10,20,27"``, ``"dirichlet=0.5"`` (with a
-        seed: ``"dirichlet=0.5,3"``) or ``"columns=age+income|height"``.
-    label_share : float | str (default: 0.0)
-        Columns that the label party keeps: a fraction (the first columns), or names
-        joined by ``+``.
-
-    Examples
-    --------
-    >>> from flower_vfl.simulations.datasets import load_dataset
-    >>> data = load_dataset("breast-cancer")
-    >>> columns = party_columns(data, data.split(seed=0), 2, "widths=10,20")
-    >>> [len(own) for own in columns]
-    [0, 10, 20]
     """
     if dataset.table is not None:
         columns = tuple(map(str, dataset.table.columns))
@@ -74,25 +50,7 @@ def party_columns(
 def prepare_party(
     dataset: Dataset, codes: NDArray[np.int8], columns: Sequence[str]
 ) -> PartyData:
-    """Prepare the columns of one party, using no other columns.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The dataset.
-    codes : NDArray[np.int8]
-        The split of each row.
-    columns : Sequence[str]
-        The party's columns, as :func:`party_columns` returns them; may be empty.
-
-    Examples
-    --------
-    >>> from flower_vfl.simulations.datasets import load_dataset
-    >>> data = load_dataset("breast-cancer")
-    >>> party = prepare_party(data, data.split(seed=0), ["mean area", "mean radius"])
-    >>> party.inputs[0].shape
-    torch.Size([569, 2])
-    """
+    """Prepare the columns of one party, using no other columns."""
     if len(codes) != len(dataset):
         raise ConfigError(
             f"dataset '{dataset.name}' has {len(dataset)} rows but the split has "

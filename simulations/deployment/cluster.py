@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from flower_vfl.errors import ConfigError, VerticalError
-from flower_vfl.simulations.datasets import load_dataset, party_columns
+from flower_vfl.simulations.datasets import load_dataset
+from flower_vfl.simulations.datasets.vertical import party_columns
 from flower_vfl.simulations.runtime.flower_runtime import (
     CONNECTION,
     LOOPBACK,

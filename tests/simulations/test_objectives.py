@@ -16,8 +16,7 @@ from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill, Objective
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.datasets import PartyData
-from flower_vfl.simulations.datasets.types import InputSpec
+from flower_vfl.simulations.datasets.types import InputSpec, PartyData
 from flower_vfl.simulations.objectives import OBJECTIVES, objective_for, preset
 from flower_vfl.simulations.parties import PartyRows
 from flower_vfl.strategies import DEFENSES, Compose, Geno, SGSub, build_defense

@@ -8,15 +8,10 @@ import pytest
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
-from flower_vfl.simulations.datasets import (
-    Dataset,
-    dataset_names,
-    load_dataset,
-    party_columns,
-    prepare_party,
-)
+from flower_vfl.simulations.datasets import Dataset, dataset_names, load_dataset
 from flower_vfl.simulations.datasets.registry import SOURCES
 from flower_vfl.simulations.datasets.types import split_groups
+from flower_vfl.simulations.datasets.vertical import party_columns, prepare_party
 
 # name: rows, columns, labels per class or mean label, official test rows
 KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {

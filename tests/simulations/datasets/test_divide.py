@@ -10,16 +10,11 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN
-from flower_vfl.simulations.datasets import (
-    Dataset,
-    PartyData,
-    load_dataset,
-    party_columns,
-    prepare_party,
-    prepare_table,
-)
+from flower_vfl.simulations.datasets import Dataset, load_dataset
 from flower_vfl.simulations.datasets.divide import Split, divide_columns, parse_split
-from flower_vfl.simulations.datasets.types import Pictures
+from flower_vfl.simulations.datasets.prepare import prepare_table
+from flower_vfl.simulations.datasets.types import PartyData, Pictures
+from flower_vfl.simulations.datasets.vertical import party_columns, prepare_party
 
 TEN = [f"c{i}" for i in range(10)]
 

@@ -13,14 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
-from flower_vfl.simulations.datasets import (
-    TableFit,
-    infer_task,
-    order_by_ids,
-    prepare_table,
-    read_party_file,
-)
-from flower_vfl.simulations.datasets.party_files import PartyFile
+from flower_vfl.simulations.datasets import infer_task, read_party_file
+from flower_vfl.simulations.datasets.party_files import PartyFile, order_by_ids
+from flower_vfl.simulations.datasets.prepare import TableFit, prepare_table
 
 
 def mixed_table(rows: int = 200) -> pd.DataFrame:
