@@ -119,12 +119,12 @@ def _cell(text: str) -> str:
 
 def _settings() -> Iterator[str]:
     from flower_vfl.simulations.cli.options import registered
-    from flower_vfl.simulations.config import RunConfig, key
+    from flower_vfl.simulations.config import ABOUT, RunConfig, key
 
     yield "| key | default | what it does |"
     yield "|---|---|---|"
     for field in fields(RunConfig):
-        help_ = field.metadata["help"].format(**registered())
+        help_ = ABOUT[field.name]["help"].format(**registered())
         yield f"| `{key(field.name)}` | {_default(field.default)} | {_cell(help_)} |"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from flower_vfl.alignment import NORMALISERS
 from flower_vfl.errors import ConfigError, unknown_name
@@ -17,16 +19,9 @@ TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 OPTIONS = {"bottom": "model"}  # settings whose option has another name
 # comma-separated text, repeatable options
 LISTS = ("passive", "attack", "missing", "drop")
-_T = TypeVar("_T", str, int, float, bool)
-
-# Panels of the help; a setting without a panel has no option on the command line.
-DATA, FILES, MODEL, TRAIN = "Data", "Own files", "Model", "Training"
-DEFENSE, ATTACK, RUN = "Defense", "Attacks", "Run"
-
-
-def setting(default: _T, help: str, panel: str = "") -> _T:
-    """Return a field of `RunConfig` with its help text."""
-    return field(default=default, metadata={"help": help, "panel": panel})
+DATA, FILES, DEFENSE, RUN = "Data", "Own files", "Defense", "Run"  # panels of the help
+# By setting its help text, and the panel; one without a panel has no option.
+ABOUT = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -43,216 +38,76 @@ class RunConfig:
     64
     """
 
-    dataset: str = setting(
-        "breast-cancer",
-        "Dataset to use if no files are given: {datasets}.",
-        DATA,
-    )
-    target: str = setting("", "Target of a dataset that has several.", DATA)
-    limit: int = setting(0, "Maximum number of rows; 0: all.", DATA)
-    data_dir: str = setting(
-        "", "Folder of the dataset files, if not the default one.", DATA
-    )
-    label_party: str = setting(
-        "", "CSV or Parquet file of the party that holds the labels.", FILES
-    )
-    passive: str = setting("", "File of a passive party; repeatable.", FILES)
-    id_column: str = setting("id", "Column with the ids that all files share.", FILES)
-    label_column: str = setting("", "Label column in the label party's file.", FILES)
-    task: str = setting(
-        "", "binary, multiclass or regression; inferred if not given.", FILES
-    )
-    missing: str = setting(
-        "", "Text that stands for a missing value in a CSV file; repeatable.", FILES
-    )
-    drop: str = setting("", "Column to leave out; repeatable.", FILES)
-    alignment: str = setting(
-        "none",
-        "How to align files with different ids: psu (train on the union; no party "
-        "learns which ids are shared), psi (train on the intersection) or none.",
-        FILES,
-    )
-    group: str = setting("ristretto255", "Group of the alignment: {groups}.", FILES)
-    padding: int = setting(0, "Dummy ids that each party adds to the alignment.", FILES)
-    normalise: str = setting(
-        "", "How to normalise ids before the alignment: {normalisers}.", FILES
-    )
-    parties: int = setting(2, "Number of passive parties.", DATA)
-    split: str = setting(
-        "even",
-        "How to divide columns: even, fractions=0.3,0.7, widths=10,20, "
-        "dirichlet=0.5 or columns=age+income|height.",
-        DATA,
-    )
-    label_share: str = setting(
-        "0",
-        "Columns that the label party keeps: a fraction, or names joined by +.",
-        DATA,
-    )
-    absent_labels: float = setting(
-        0.0,
-        "Fraction of training rows without labels; simulations only.",
-        DATA,
-    )
-    absent_features: float = setting(
-        0.0,
-        "Fraction of training rows that each passive party lacks; simulations only.",
-        DATA,
-    )
-    synthetic_labels: str = setting(
-        "majority", "Imputation of missing labels: {label_imputers}.", TRAIN
-    )
-    synthetic_features: str = setting(
-        "sampling", "Imputation of missing features: {feature_imputers}.", TRAIN
-    )
-    calibration: str = setting(
-        "",
-        "Calibrate predictions for synthetic rows: te at prediction, tr in the loss.",
-        TRAIN,
-    )
-    bottom: str = setting(
-        "auto",
-        "Bottom model of every party, e.g. mlp:hidden=64+32: auto, {bottoms}.",
-        MODEL,
-    )
-    top: str = setting("linear", "Top model: {tops}.", MODEL)
-    width: int = setting(16, "Width of each party's cut layer.", MODEL)
-    aggregation: str = setting(
-        "concat",
-        "How to aggregate embeddings: concat, sum, mean, max or product.",
-        MODEL,
-    )
-    objective: str = setting(
-        "auto",
-        "Objective of the label party, e.g. gafm:delta=0.05: auto (by the task), "
-        "{objectives}.",
-        MODEL,
-    )
-    optimizer: str = setting(
-        "adam:lr=0.005,weight_decay=0.001",
-        "Optimizer of every party: {optimizers}.",
-        TRAIN,
-    )
-    learning_rate: str = setting(
-        "",
-        "Learning rate of all parties (0.01) or by name (label=0.01,passive-1=0.001); "
-        "the optimizer's if not given.",
-        TRAIN,
-    )
-    defense: str = setting(
-        "",
-        "Gradient transform applied before a gradient leaves the label party, e.g. "
-        "marvell:s=4: {defenses}. 'a | b' applies two in order, '@1 none @5 iso' "
-        "starts at epoch 5, 'passive-1=iso:t=9; *=iso' chooses by party.",
-        DEFENSE,
-    )
-    defense_at: str = setting(
-        "strategy", "Where the defense runs: strategy or label.", DEFENSE
-    )
-    nodes: str = setting(
-        "",
-        "A TOML file at the server that binds names and roles to registered nodes: "
-        'bank = "label KEY", one line per party.',
-        DEFENSE,
-    )
-    sealed: bool = setting(
-        False,
-        "Encrypt embeddings and gradients between the parties, so that the server "
-        "cannot read them. A defense then runs at the label party; in a deployment the "
-        "parties pin each other's keys.",
-        DEFENSE,
-    )
-    reproducible_noise: bool = setting(
-        False,
-        "Draw the noise of defenses and synthetic rows from the seed. For simulations "
-        "only: every party knows the seed and could remove the noise.",
-    )
-    attack: str = setting(
-        "",
-        "Attacks, separated by commas. On every gradient: {scores}. On the trained "
-        "bottom model: {completions}, e.g. passive:labels=40,party=1,seeds=3. On which "
-        "rows a party holds: membership, or membership:joint=true with labels.",
-        ATTACK,
-    )
-    leak_limit: float = setting(
-        0.0, "Maximum leak AUC allowed for any score attack; 0: no limit.", ATTACK
-    )
-    leak_action: str = setting(
-        "warn",
-        "What to do above the limit: warn, stop or raise (the defense's strength).",
-        ATTACK,
-    )
-    leak_window: int = setting(20, "Steps that the leak AUC is averaged over.", ATTACK)
-    leak_every: int = setting(1, "Steps between two leak measurements.", ATTACK)
-    coalitions: str = setting(
-        "",
-        "Parties that attack together, e.g. passive-1+passive-2; several separated by "
-        "commas, or all.",
-        ATTACK,
-    )
-    leak_baseline: bool = setting(
-        False, "Also attack random gradients, for comparison.", ATTACK
-    )
-    leak_layers: bool = setting(
-        False, "Measure every layer of the bottom models; simulations only.", ATTACK
-    )
-    epochs: int = setting(20, "Number of epochs.", TRAIN)
-    batch_size: int = setting(256, "Rows per batch; 0: all.", TRAIN)
-    seed: int = setting(0, "Seed of the run.", TRAIN)
-    test_fraction: float = setting(
-        0.2, "Fraction of test rows, if the data has no test set.", DATA
-    )
-    valid_fraction: float = setting(0.0, "Fraction of validation rows.", DATA)
-    evaluate_every: int = setting(1, "Epochs between evaluations.", TRAIN)
-    train_metrics: bool = setting(
-        False, "Also evaluate the training rows at the end; simulations only."
-    )
-    patience: int = setting(
-        0,
-        "Evaluations without improvement on the validation rows before stopping; 0: "
-        "never stop early.",
-        TRAIN,
-    )
-    track: str = setting(
-        "",
-        "Experiment trackers, separated by commas: {trackers}, e.g. "
-        "tensorboard:folder=board; TensorBoard writes into --out by default.",
-        RUN,
-    )
-    device: str = setting("auto", "Device of the parties: auto, cpu, cuda, ...", RUN)
-    threads: int = setting(
-        1, "Threads per party; slightly changes floating-point results.", RUN
-    )
-    capture: int = setting(
-        0, "Rows to save in --out for the pictures of 'flower-vfl report'.", RUN
-    )
-    watch_memory: bool = setting(
-        False, "Measure the memory of all processes of the run (needs psutil).", RUN
-    )
-    checkpoint_every: int = setting(0, "Steps between checkpoints; 0: none.", TRAIN)
-    resume: bool = setting(
-        False, "Continue from the newest checkpoint that every party has."
-    )
-    state_dir: str = setting("", "Folder for the parties' checkpoints.")
-    out: str = setting("", "Folder for the results.")
-    timeout: float = setting(600.0, "Seconds to wait for a party.")
-    transport: str = setting(
-        "resident",
-        "Transport under Flower: resident keeps each party in memory with an open "
-        "session; plain sends Flower messages for each step.",
-    )
-    address: str = setting("127.0.0.1:0", "Address that the server listens on.")
-    advertise: str = setting("", "Address that parties connect to, if different.")
-    certificate: str = setting("", "TLS certificate of the server for sessions.")
-    private_key: str = setting("", "Private key of the certificate.")
-    root_certificate: str = setting("", "Certificate that parties trust, if different.")
-    insecure: bool = setting(False, "Allow sessions with other machines without TLS.")
-    wire_dtype: str = setting(
-        "", "float16 or bfloat16 halves the traffic; empty keeps float32."
-    )
-    silence: float = setting(
-        30.0, "Seconds without contact before a party is considered lost."
-    )
+    dataset: str = "breast-cancer"
+    target: str = ""
+    limit: int = 0
+    data_dir: str = ""
+    label_party: str = ""
+    passive: str = ""
+    id_column: str = "id"
+    label_column: str = ""
+    task: str = ""
+    missing: str = ""
+    drop: str = ""
+    alignment: str = "none"
+    group: str = "ristretto255"
+    padding: int = 0
+    normalise: str = ""
+    parties: int = 2
+    split: str = "even"
+    label_share: str = "0"
+    absent_labels: float = 0.0
+    absent_features: float = 0.0
+    synthetic_labels: str = "majority"
+    synthetic_features: str = "sampling"
+    calibration: str = ""
+    bottom: str = "auto"
+    top: str = "linear"
+    width: int = 16
+    aggregation: str = "concat"
+    objective: str = "auto"
+    optimizer: str = "adam:lr=0.005,weight_decay=0.001"
+    learning_rate: str = ""
+    defense: str = ""
+    defense_at: str = "strategy"
+    nodes: str = ""
+    sealed: bool = False
+    reproducible_noise: bool = False
+    attack: str = ""
+    leak_limit: float = 0.0
+    leak_action: str = "warn"
+    leak_window: int = 20
+    leak_every: int = 1
+    coalitions: str = ""
+    leak_baseline: bool = False
+    leak_layers: bool = False
+    epochs: int = 20
+    batch_size: int = 256
+    seed: int = 0
+    test_fraction: float = 0.2
+    valid_fraction: float = 0.0
+    evaluate_every: int = 1
+    train_metrics: bool = False
+    patience: int = 0
+    track: str = ""
+    device: str = "auto"
+    threads: int = 1
+    capture: int = 0
+    watch_memory: bool = False
+    checkpoint_every: int = 0
+    resume: bool = False
+    state_dir: str = ""
+    out: str = ""
+    timeout: float = 600.0
+    transport: str = "resident"
+    address: str = "127.0.0.1:0"
+    advertise: str = ""
+    certificate: str = ""
+    private_key: str = ""
+    root_certificate: str = ""
+    insecure: bool = False
+    wire_dtype: str = ""
+    silence: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""

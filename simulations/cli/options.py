@@ -19,6 +19,7 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
 from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
 from flower_vfl.simulations.config import (
+    ABOUT,
     DEFENSE,
     LISTS,
     OPTIONS,
@@ -38,7 +39,7 @@ from flower_vfl.strategies import DEFENSES, TRACKERS, build_defense, defense_spe
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
 _OF_RUN = {"out", "resume"}  # options of `run` only
-_SETTABLE = {f.name for f in fields(RunConfig) if f.metadata["panel"]} | _OF_RUN
+_SETTABLE = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]} | _OF_RUN
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
     r"Checkpoints\(every=\.\.\.(, folder=\.\.\.)?\)": "--out and --checkpoint-every",
@@ -86,7 +87,7 @@ def takes_settings(
     The command receives the settings as its first argument, ``config``.
     """
     defaults = base or RunConfig()
-    chosen = [f for f in fields(RunConfig) if f.metadata["panel"]]
+    chosen = [f for f in fields(RunConfig) if "panel" in ABOUT[f.name]]
     chosen = [f for f in chosen if f.name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -124,8 +125,8 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     name, kind = _name(field), TYPES[str(field.type)]
     option = typer.Option(
         f"--{name.replace('_', '-')}",
-        help=field.metadata["help"].format(**registered()),
-        rich_help_panel=field.metadata["panel"],
+        help=ABOUT[field.name]["help"].format(**registered()),
+        rich_help_panel=ABOUT[field.name]["panel"],
     )
     if field.name in LISTS:
         start = [part for part in str(default).split(",") if part] or None

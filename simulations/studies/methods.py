@@ -16,7 +16,7 @@ from typing import Any
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
-from flower_vfl.simulations.config import OPTIONS, RunConfig
+from flower_vfl.simulations.config import ABOUT, OPTIONS, RunConfig
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
@@ -28,7 +28,7 @@ from .trials import Trial
 
 VANILLA = "none"
 Values = Mapping[str, Sequence[str]]  # of every name that is varied
-_FIELDS = {f.name: str(f.type) for f in fields(RunConfig) if f.metadata["panel"]}
+_FIELDS = {f.name: str(f.type) for f in fields(RunConfig) if "panel" in ABOUT[f.name]}
 _FIELDS |= {option: _FIELDS[name] for name, option in OPTIONS.items()}
 _PRESET = "preset"
 # Settings whose text is a name with parameters, or several of them.

@@ -24,7 +24,7 @@ from flower_vfl.leakage.attacks.registry import (
 )
 from flower_vfl.objectives import Task
 from flower_vfl.simulations.attacks import check_attacks, split_attacks
-from flower_vfl.simulations.config import DATA, FILES, RunConfig, parse_rates
+from flower_vfl.simulations.config import ABOUT, DATA, FILES, RunConfig, parse_rates
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
 from flower_vfl.simulations.parties import PartyRows, load_rows
@@ -36,7 +36,7 @@ from flower_vfl.strategies import build_defense
 
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
-_OF_DATA = [f.name for f in fields(RunConfig) if f.metadata["panel"] in (DATA, FILES)]
+_OF_DATA = [name for name in ABOUT if ABOUT[name].get("panel") in (DATA, FILES)]
 _LEFT = (PARTIES_FOLDER, RESULT_FILE)  # not kept with the others
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.cli import main as cli
 from flower_vfl.simulations.cli.options import defaults_of, read_settings
+from flower_vfl.simulations.config import ABOUT, RunConfig
 
 
 @pytest.fixture
@@ -139,3 +141,8 @@ def test_the_command_says_it_in_a_line(
     assert leave.value.code == 2
     error = capsys.readouterr().err
     assert "unknown setting 'epoch'" in error and "Traceback" not in error
+
+
+def test_every_setting_is_described() -> None:
+    assert list(ABOUT) == [field.name for field in fields(RunConfig)]
+    assert {key for about in ABOUT.values() for key in about} == {"panel", "help"}
