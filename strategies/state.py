@@ -29,9 +29,9 @@ class RunState:
 
     `steps` has the metrics and the number of rows of each step of the current epoch,
     `first` is where the records of that epoch begin, `probed` is what passive parties
-    measured. `train` has metrics by epoch, `evaluate` by epoch and split; `best`,
-    `best_tag` (of the checkpoint with the best weights) and `stale` belong to early
-    stopping.
+    measured. `train` has metrics by epoch, `evaluate` by epoch and split, `server` what
+    ``evaluate_fn`` returned; `best`, `best_tag` (of the checkpoint with the best
+    weights) and `stale` belong to early stopping.
     """
 
     step: int = 0
@@ -45,6 +45,7 @@ class RunState:
     first: int = 0
     train: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluate: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
+    server: dict[int, dict[str, Any]] = field(default_factory=dict)
     best: float | None = None
     best_tag: str = ""
     stale: int = 0
@@ -172,6 +173,8 @@ class VerticalResult(Result):
         result.evaluations, result.stopped = state.evaluate, state.reason
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
+        for epoch, found in state.server.items():
+            result.evaluate_metrics_serverapp[epoch] = MetricRecord(found)
         for epoch, splits in state.evaluate.items():
             record = MetricRecord({**split_metrics(splits)})
             result.evaluate_metrics_clientapp[epoch] = record

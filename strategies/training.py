@@ -9,7 +9,7 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 from flwr.supercore import log
 
 from flower_vfl.errors import (
@@ -64,7 +64,6 @@ class Training:
         self.epochs = epochs
         self.state = RunState()
         self.evaluate_fn: EvaluateFunction | None = None
-        self.server_metrics: dict[int, MetricRecord] = {}  # of evaluate_fn, by epoch
         leakage, rows = strategy.leakage, participants.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
         self.defender = Defender()  # idle, unless gradients are defended here
@@ -279,7 +278,7 @@ class Training:
         if self.evaluate_fn is not None:
             found = self.evaluate_fn(epoch, ArrayRecord())
             if found is not None:
-                self.server_metrics[epoch] = found
+                state.server[epoch] = dict(found)
         self._trackers.epoch(epoch, state.step, metrics)
         main = MAIN_METRIC[self.participants.label.task]
         shown = (stopping.metric if stopping is not None else None) or main

@@ -254,7 +254,6 @@ class VerticalStrategy(Strategy):
             training.resume()
         training.evaluate_fn = evaluate_fn
         result = VerticalResult.of(training.run())
-        result.evaluate_metrics_serverapp.update(training.server_metrics)
         log(INFO, "Finished in %.2f s", time.time() - started)
         return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from resume_cases import (
     EPOCHS,
     STEPS,
@@ -207,3 +207,19 @@ def test_what_is_kept_does_not_grow(on_disk: bool, tmp_path: Path) -> None:
     assert len(kept) <= 5
     for party in ("label", "passive-1", "passive-2"):
         assert set(DirectoryStore(tmp_path / party).tags()) - set(kept) <= {"step-10"}
+
+
+def test_what_the_user_measured_is_kept(tmp_path: Path) -> None:
+    def measure(epoch: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"square": float(epoch * epoch)})
+
+    for epochs in (1, 2):
+        with rich_grid(tmp_path) as grid:
+            made = strategy(tmp_path, STEPS)
+            given = {"evaluate_fn": measure, "resume": epochs == 2}
+            result = made.start(grid, num_rounds=epochs, **given)  # type: ignore[arg-type]
+    found = result.evaluate_metrics_serverapp
+    assert {epoch: dict(record) for epoch, record in found.items()} == {
+        1: {"square": 1.0},
+        2: {"square": 4.0},
+    }
