@@ -39,23 +39,6 @@ _SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoi
 class Setup:
     """What an objective is built from: the settings and the label party's data.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings of the run.
-    task : Task
-        ``"binary"``, ``"multiclass"`` or ``"regression"``.
-    classes : int
-        Number of classes; 0 for a regression.
-    joined : int
-        Width of the aggregated embeddings.
-    own : InputSpec | None
-        The label party's own features, if it has any.
-    center : float (default: 0.0)
-        Mean of the training labels of a regression.
-    scale : float (default: 1.0)
-        Standard deviation of the training labels of a regression.
-
     Examples
     --------
     >>> setup = Setup(RunConfig(top="linear"), "binary", 2, joined=16, own=None)
@@ -65,11 +48,11 @@ class Setup:
 
     config: RunConfig
     task: Task
-    classes: int
-    joined: int
-    own: InputSpec | None
-    center: float = 0.0
-    scale: float = 1.0
+    classes: int  # 0 for a regression
+    joined: int  # width of the aggregated embeddings
+    own: InputSpec | None  # the label party's own features, if it has any
+    center: float = 0.0  # mean of the training labels of a regression
+    scale: float = 1.0  # and their standard deviation
 
     def top(self) -> nn.Module:
         """Return the top model that the settings name."""

@@ -102,30 +102,11 @@ def _records(
 def table(document: Mapping[str, Any]) -> pd.DataFrame:
     """Return everything that a run measured, one row for each number.
 
-    Parameters
-    ----------
-    document : Mapping[str, Any]
-        The content of a ``result.json``.
-
-    Returns
-    -------
-    pd.DataFrame
-        Columns metric, party, attack, layer, split, epoch, step and value. A metric of
-        an epoch of training has step 0; an evaluation has the step after which it was
-        made and no party; what was measured about a party has its step and epoch. Rows
-        without a step and an epoch are about the whole run: its cost
-        (``seconds_step``) and model completion.
-
-    Examples
-    --------
-    >>> columns = {name: [""] for name in COLUMNS}
-    >>> columns |= {"metric": ["auc"], "split": ["test"], "value": [0.9]}
-    >>> columns |= {"epoch": [3], "step": [12]}
-    >>> found = table({"records": columns, "seconds": {"step": 0.01}})
-    >>> found[["metric", "split", "epoch", "value"]]
-             metric split  epoch  value
-    0           auc  test      3   0.90
-    1  seconds_step            0   0.01
+    The columns are metric, party, attack, layer, split, epoch, step and value. A metric
+    of an epoch of training has step 0; an evaluation has the step after which it was
+    made and no party; what was measured about a party has its step and epoch. Rows
+    without a step and an epoch are about the whole run: its cost (``seconds_step``) and
+    model completion.
     """
     try:
         records = pd.DataFrame({name: document["records"][name] for name in COLUMNS})

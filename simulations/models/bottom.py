@@ -23,29 +23,6 @@ class MLP(BottomModel):
     """Fully connected layers over a table's columns or an image's pixels.
 
     Models of several papers are special cases, named in ``BOTTOM_MODELS``.
-
-    Parameters
-    ----------
-    spec, width
-        As for :class:`BottomModel`; an image is flattened.
-    hidden : tuple[int, ...] (default: (64,))
-        Width of each hidden layer.
-    activation : str (default: "relu")
-        Activation of the hidden layers, a name of ``ACTIVATIONS``.
-    dropout : float (default: 0.0)
-        Dropout after each hidden layer.
-    batch_norm : bool (default: False)
-        Whether each hidden layer has a batch norm before its activation.
-    final : str (default: "none")
-        Activation of the cut layer, a name of ``ACTIVATIONS``.
-    embedding : int (default: 4)
-        Width of each categorical column's embedding.
-
-    Examples
-    --------
-    >>> import torch
-    >>> MLP(InputSpec(numeric=5), width=8, hidden=(16,))(torch.zeros(2, 5)).shape
-    torch.Size([2, 8])
     """
 
     def __init__(
@@ -87,24 +64,6 @@ class WideDeep(BottomModel):
 
     Li et al. cut after the third ReLU layer of the deep part and leave the wide part
     to the label party: ``wide=False, final="relu"`` and a width of 128.
-
-    Parameters
-    ----------
-    spec, width
-        As for :class:`BottomModel`; the features are a table.
-    hidden : tuple[int, ...] (default: (128, 128))
-        Width of each hidden layer of the deep part.
-    wide : bool (default: True)
-        Whether the model has the wide part.
-    embedding, activation, dropout, batch_norm, final
-        As for :class:`MLP`; ``embedding`` is that of the deep part.
-
-    Examples
-    --------
-    >>> import torch
-    >>> model = WideDeep(InputSpec(numeric=3, cardinalities=(10, 4)), width=8)
-    >>> model(torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64)).shape
-    torch.Size([2, 8])
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table"})
@@ -145,32 +104,8 @@ class CNN(BottomModel):
     """Convolutions with max pooling, then fully connected layers.
 
     The models of Marvell and GAFM for ISIC are special cases: see ``marvell-cnn`` and
-    ``gafm-cnn`` in ``BOTTOM_MODELS``.
-
-    Parameters
-    ----------
-    spec, width
-        As for :class:`BottomModel`; an image, of any height and width.
-    channels : tuple[int, ...] (default: (16, 32, 64))
-        Output channels of each convolution, at least one.
-    kernel : int (default: 3)
-        Side of the kernels, odd; the stride is 1.
-    padding : bool (default: True)
-        Whether the convolutions keep the height and the width.
-    hidden : tuple[int, ...] (default: ())
-        Width of each fully connected layer between the convolutions and the cut.
-    linear : bool (default: True)
-        Whether a linear layer leads to the cut layer. If not, the cut layer is the
-        flattened output of the last pooling, and the width must be its size.
-    activation, dropout, batch_norm, final
-        As for :class:`MLP`; ``activation`` and ``batch_norm`` also of convolutions.
-
-    Examples
-    --------
-    >>> import torch
-    >>> model = CNN(InputSpec(image=(3, 32, 16)), width=8, channels=(4, 4))
-    >>> model(torch.zeros(2, 3, 32, 16, dtype=torch.uint8)).shape
-    torch.Size([2, 8])
+    ``gafm-cnn`` in ``BOTTOM_MODELS``. Without `linear` the cut layer is the flattened
+    output of the last pooling, and the width must be its size.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"image"})
@@ -254,19 +189,6 @@ class ResNet20(BottomModel):
 
     Because of its batch norms, a training batch of one row fails on strips of at most
     4×4 pixels, where each channel has a single value.
-
-    Parameters
-    ----------
-    spec, width
-        As for :class:`BottomModel`; an image, of any height and width.
-    final : str (default: "none")
-        Activation of the cut layer, a name of ``ACTIVATIONS``.
-
-    Examples
-    --------
-    >>> model = ResNet20(InputSpec(image=(3, 32, 32)), width=10)
-    >>> sum(parameter.numel() for parameter in model.parameters())
-    269722
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"image"})

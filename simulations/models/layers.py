@@ -137,14 +137,7 @@ class BottomModel(nn.Module, ABC):
     """One party's model from its features to the cut layer.
 
     It is called as ``model(*inputs)`` with the inputs that `InputSpec` describes and
-    returns (B, width). ``takes`` has the kinds of features that a class can take.
-
-    Parameters
-    ----------
-    spec : InputSpec
-        The party's features.
-    width : int
-        Width of the cut layer.
+    returns (B, width). `takes` are the kinds of features that a class can take.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table", "image"})

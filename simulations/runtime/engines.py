@@ -33,15 +33,6 @@ _EVERY = 0.25  # seconds between two samples of the memory
 def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
     """Run in this process and return the result document.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings of the run.
-    verbose : bool
-        Whether to show Flower's log.
-    bar : bool
-        Whether to show a progress bar on a terminal.
-
     Examples
     --------
     >>> config = RunConfig(epochs=1, batch_size=128)
