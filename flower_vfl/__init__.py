@@ -23,11 +23,7 @@ from flower_vfl.transform import Batch, GradientTransform
 if TYPE_CHECKING:
     from flower_vfl.grids.resident import ResidentGrid, resident
     from flower_vfl.leakage.monitor import Leakage
-    from flower_vfl.strategies import (
-        VerticalStrategy,
-        defended_grid,
-        defense_mod,
-    )
+    from flower_vfl.strategies import VerticalStrategy, defended_grid, defense_mod
 
 # In a clone, `strategies/` and `simulations/` lie beside this folder; the build puts
 # them inside it. Both layouts import as `flower_vfl.strategies`.

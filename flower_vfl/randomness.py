@@ -113,10 +113,7 @@ def derive_key(key: int, *parts: int | str | bytes) -> bytes:
         raw = part if isinstance(part, bytes) else str(part).encode()
         text += f"{type(part).__name__}:{len(raw)}:".encode() + raw
     return hashlib.blake2b(
-        text,
-        key=key.to_bytes(32, "big"),
-        digest_size=32,
-        person=b"flower-vfl noise",
+        text, key=key.to_bytes(32, "big"), digest_size=32, person=b"flower-vfl noise"
     ).digest()
 
 

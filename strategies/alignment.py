@@ -24,12 +24,7 @@ from flower_vfl.alignment.messages import (
     unpack_chunks,
     unpack_hellos,
 )
-from flower_vfl.errors import (
-    ConfigError,
-    PartyError,
-    PartyRestartedError,
-    unknown_name,
-)
+from flower_vfl.errors import ConfigError, PartyError, PartyRestartedError, unknown_name
 from flower_vfl.protocol.config import PartyDescription, Value
 from flower_vfl.protocol.messages import Content, Verb
 

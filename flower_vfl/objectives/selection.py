@@ -244,10 +244,7 @@ def train_on_subset(
 
 
 def _train(
-    training: SubsetTraining,
-    objective: GAFM,
-    data: list[list[Tensor]],
-    labels: Tensor,
+    training: SubsetTraining, objective: GAFM, data: list[list[Tensor]], labels: Tensor
 ) -> SubsetResult:
     # These modules import this package.
     from flower_vfl.leakage.attacks import LeakageMeter, leak_auc

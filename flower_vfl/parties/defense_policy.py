@@ -16,9 +16,7 @@ class DefensePolicy:
     """What the label party does to gradients before they leave, and what it refuses."""
 
     def __init__(
-        self,
-        own: GradientTransform | None,
-        build: DefenseFactory | None,
+        self, own: GradientTransform | None, build: DefenseFactory | None
     ) -> None:
         self._own = [] if own is None else [own]
         self._build = build

@@ -21,14 +21,7 @@ from flower_vfl.rows import check_finite
 from flower_vfl.transform import Defender, GradientTransform, Seen
 
 from .aggregation import LINEAR, Aggregation, try_shapes
-from .base import (
-    ArrayLike,
-    Features,
-    LabelStep,
-    Party,
-    as_tensors,
-    default_optimizer,
-)
+from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
 from .defense_policy import DefenseFactory, DefensePolicy
 from .evaluation import Evaluation
 

@@ -50,10 +50,7 @@ class Schedule:
     """Rows of each batch of each split."""
 
     def __init__(
-        self,
-        codes: NDArray[np.int8],
-        plan: Plan,
-        device: torch.device | None = None,
+        self, codes: NDArray[np.int8], plan: Plan, device: torch.device | None = None
     ) -> None:
         if not np.isin(codes, list(SPLITS.values())).all():
             raise ConfigError(

@@ -1,11 +1,6 @@
 """Attacks that infer labels, and how much they find."""
 
-from flower_vfl.leakage.auc import (
-    leak_auc,
-    pearson_rho,
-    roc_auc,
-    summarise,
-)
+from flower_vfl.leakage.auc import leak_auc, pearson_rho, roc_auc, summarise
 from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.leakage.meter import LeakageMeter
 from flower_vfl.metrics import adaptive_calibration_error
