@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.attacks.direct import direct_success
-from flower_vfl.leakage.attacks.membership import membership_aucs
+from flower_vfl.leakage.attacks.spectral import membership_aucs
 from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec

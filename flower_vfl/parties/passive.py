@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.errors import PartyError
-from flower_vfl.leakage.attacks.membership import membership_aucs, with_labels
-from flower_vfl.leakage.layers import LayerProbe
+from flower_vfl.leakage.attacks.spectral import membership_aucs, with_labels
+from flower_vfl.leakage.meter import LayerProbe
 from flower_vfl.objectives import OptimizerFactory, Task, clear_gradients
-from flower_vfl.parties.imputation.settings import Imputation
+from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.protocol.config import PartyDescription, TrainingConfig
 from flower_vfl.rows import check_finite
 

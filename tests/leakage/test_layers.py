@@ -19,7 +19,7 @@ from vertical_cases import (
 )
 
 from flower_vfl import InProcessGrid
-from flower_vfl.leakage.layers import LayerProbe
+from flower_vfl.leakage.meter import LayerProbe
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 from flower_vfl.parties.passive import PassiveParty

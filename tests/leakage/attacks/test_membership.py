@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from flower_vfl.leakage.attacks.membership import membership_aucs, with_labels
+from flower_vfl.leakage.attacks.spectral import membership_aucs, with_labels
 
 
 def test_aucs_are_those_of_scikit_learn() -> None:
