@@ -2,9 +2,8 @@
 
 from .channel import Identity
 from .groups import DEFAULT_GROUP, GROUPS
-from .ids import NORMALISERS, e164, encode_ids, lower_email
+from .ids import NORMALISERS, e164, encode_ids, lower_email, padding_delta
 from .keys import AlignmentSettings
-from .padding import padding_delta
 from .psu import METHODS, AlignedIds
 
 __all__ = [

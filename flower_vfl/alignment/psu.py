@@ -62,7 +62,7 @@ from .elements import (
     order_of,
     rows_of,
 )
-from .padding import dummy_messages
+from .ids import dummy_messages
 
 Phase = Literal["first", "blinded", "union", "universe"]
 # Attributes of a party that its state has as they are
@@ -90,7 +90,7 @@ class AlignedIds:
         Row of the universal id of each of the party's ids, in the order of the ids; -1
         for an id that is not in the intersection.
     dummies : Positions
-        Rows of the party's dummy ids (see `flower_vfl.alignment.padding`).
+        Rows of the party's dummy ids (see `flower_vfl.alignment.ids`).
     counts : Mapping[str, int]
         How many ids each party announced, dummies included.
 

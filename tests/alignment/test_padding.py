@@ -7,7 +7,7 @@ import pytest
 from rings import align
 
 from flower_vfl.alignment import encode_ids, padding_delta
-from flower_vfl.alignment.padding import dummy_messages, shared_dummies
+from flower_vfl.alignment.ids import dummy_messages, shared_dummies
 from flower_vfl.errors import ConfigError
 
 
