@@ -12,7 +12,7 @@ from flower_vfl.errors import (
 )
 from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
-from flower_vfl.parties.imputation.settings import Imputation
+from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.node_policy import NodePolicy
 from flower_vfl.parties.passive import PassiveParty

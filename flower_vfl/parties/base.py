@@ -15,14 +15,12 @@ from torch.optim import Optimizer
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.objectives import OptimizerFactory, clear_gradients
 from flower_vfl.parties.imputation.feature_imputer import FeatureImputer
-from flower_vfl.parties.imputation.row_index import RowIndex
-from flower_vfl.parties.imputation.settings import Imputation
+from flower_vfl.parties.imputation.row_index import Imputation, RowIndex
 from flower_vfl.protocol.config import PartyDescription, Role, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, RandomState, derive_seed
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 
-from .device import resolve_device
 from .digests import keyed_digest, plain_list
 from .schedule import Plan, Schedule, split_rows
 
@@ -31,6 +29,21 @@ Features = ArrayLike | Sequence[ArrayLike]
 
 # Fused: one kernel for all parameters takes half the time of torch's default on a CPU.
 default_optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3, fused=True)
+
+
+def resolve_device(name: str | torch.device = "auto") -> torch.device:
+    """Return a device for a name from a config."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise ConfigError(
+            f"the device '{name}' is not to be had here ({reason}); use auto or cpu"
+        ) from error
+    return device
 
 
 def as_tensors(features: Features | None) -> tuple[Tensor, ...]:

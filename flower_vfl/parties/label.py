@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.metrics import Evaluation
 from flower_vfl.objectives import Objective, OptimizerFactory, Outcome
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
-from flower_vfl.parties.imputation.settings import Imputation
+from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, tensor_digest
 from flower_vfl.records import Measurement
@@ -23,7 +24,6 @@ from flower_vfl.transform import Defender, GradientTransform, Seen
 from .aggregation import LINEAR, Aggregation, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
 from .defense_policy import DefenseFactory, DefensePolicy
-from .evaluation import Evaluation
 
 
 class LabelParty(Party):

@@ -1,4 +1,4 @@
-"""The aligned rows, and which of them a party holds."""
+"""The aligned rows, which of them a party holds, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -69,6 +69,38 @@ class RowIndex:
         }
         if len(shares) != 2 or not size:
             return cls(local, shares)
-        # Two parties share half of their dummies on average: see alignment.padding.
+        # Two parties share half of their dummies on average: see alignment.ids.
         nobody = 1.5 * dummies / size
         return cls(local, shares, max(0.0, sum(shares.values()) - (1.0 - nobody)))
+
+
+@dataclass(frozen=True)
+class Imputation:
+    """Synthetic data for missing rows, where parties train on the union of ids.
+
+    Parameters
+    ----------
+    features : str (default: "sampling")
+        Synthetic features: ``"sampling"`` (a random real row), ``"gaussian"`` or
+        ``"random"``, perhaps with parameters.
+    labels : str (default: "majority")
+        Synthetic labels: ``"majority"``, ``"minority"``, ``"random_pos"``,
+        ``"random_pred"`` or ``"neighbors"``, perhaps with parameters.
+    calibration : str (default: "")
+        Where the effect of synthetic rows on probabilities is undone: ``"te"`` in
+        predictions, ``"tr"`` in the loss, empty nowhere.
+    secret : int | None (default: None)
+        Seed of the synthetic data. None draws a secret for every alignment; a number
+        makes simulations repeatable.
+
+    Examples
+    --------
+    >>> from flower_vfl import Imputation
+    >>> Imputation(labels="random_pred:samples=3", calibration="te").features
+    'sampling'
+    """
+
+    features: str = "sampling"
+    labels: str = "majority"
+    calibration: str = ""
+    secret: int | None = None
