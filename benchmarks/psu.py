@@ -40,8 +40,8 @@ from flower_vfl.alignment import GROUPS, METHODS, Identity, encode_ids
 from flower_vfl.alignment.channel import ChunkCodec, SecureChannel
 from flower_vfl.alignment.elements import Elements, Group, cores
 from flower_vfl.alignment.groups import Modp, make_group
+from flower_vfl.alignment.handshake import Member
 from flower_vfl.alignment.messages import HandshakeConfig, RoundMessage
-from flower_vfl.alignment.ring import Member
 from flower_vfl.strategies import Alignment, VerticalStrategy
 
 NAMES = ("a", "p")

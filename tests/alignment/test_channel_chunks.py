@@ -10,8 +10,8 @@ from rings import HEADER, make_channels, make_members
 
 from flower_vfl.alignment.channel import ChannelError, ChunkCodec
 from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.handshake import Member
 from flower_vfl.alignment.messages import REMEDY, EncryptedChunk
-from flower_vfl.alignment.ring import Member
 from flower_vfl.errors import PartyError
 
 Chunks = list[EncryptedChunk]

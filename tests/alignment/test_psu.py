@@ -13,9 +13,9 @@ from rings import Counting, align, make_members, relay, rows_as_bytes
 from flower_vfl.alignment import AlignedIds, encode_ids
 from flower_vfl.alignment.elements import ListError
 from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.handshake import Member
 from flower_vfl.alignment.messages import RoundMessage
 from flower_vfl.alignment.psu import PsiParty, PsuParty
-from flower_vfl.alignment.ring import Member
 
 GROUP_NAMES = ["ristretto255", "modp2048", "modp3072"]
 

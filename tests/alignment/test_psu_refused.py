@@ -11,9 +11,9 @@ from rings import make_members
 
 from flower_vfl.alignment.elements import ListError, order_of
 from flower_vfl.alignment.groups import Ristretto255, make_group
+from flower_vfl.alignment.handshake import Member
 from flower_vfl.alignment.messages import RoundMessage
 from flower_vfl.alignment.psu import PsuParty
-from flower_vfl.alignment.ring import Member
 from flower_vfl.errors import ConfigError, PartyError
 
 

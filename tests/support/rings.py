@@ -9,9 +9,9 @@ from flower_vfl.alignment import AlignedIds, Identity, encode_ids
 from flower_vfl.alignment.channel import SecureChannel
 from flower_vfl.alignment.elements import Elements, Group
 from flower_vfl.alignment.groups import make_group
+from flower_vfl.alignment.handshake import Member
 from flower_vfl.alignment.messages import HandshakeConfig, Header, RoundMessage
 from flower_vfl.alignment.psu import PsuParty
-from flower_vfl.alignment.ring import Member
 
 NAMES = ("a", "b", "c")
 CONFIG = HandshakeConfig(b"s" * 16, "psu", "ristretto255", NAMES, 0, 1 << 20)
