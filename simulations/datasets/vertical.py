@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,15 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
 
-from .divide import divide_columns
 from .prepare import prepare_table
 from .types import Dataset, InputSpec, PartyData
 
 _VOCABULARY = 1000  # the commonest words of the training rows
 _WORD_SEED = 0
+_FORMS = (
+    "'even', 'fractions=0.3,0.7', 'widths=10,20,27', 'dirichlet=0.5' or "
+    "'columns=age+income|height'"
+)
 
 
 def party_columns(
@@ -104,3 +110,189 @@ def _word_counts(dataset: Dataset, codes: bytes) -> tuple[tuple[str, ...], Any]:
     vectorizer.fit([dataset.text[row] for row in train])
     words = tuple(str(word) for word in vectorizer.get_feature_names_out())
     return words, vectorizer.transform(dataset.text).tocsr()
+
+
+@dataclass(frozen=True)
+class Split:
+    """A parsed split: at most one field is set, none for an even split."""
+
+    fractions: tuple[float, ...] = ()
+    widths: tuple[int, ...] = ()
+    columns: tuple[tuple[str, ...], ...] = ()
+    dirichlet: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that no table could be divided by."""
+        alpha = self.dirichlet
+        if alpha is not None and (not 0 < alpha < float("inf") or self.seed < 0):
+            raise ConfigError(
+                "a Dirichlet split needs a concentration above 0 and a seed of at "
+                f"least 0, got {alpha:g} and {self.seed}"
+            )
+        if any(not 0 < share <= 1 for share in self.fractions):
+            raise ConfigError(f"every fraction must be in (0, 1], got {self.fractions}")
+        total = sum(self.fractions)
+        if self.fractions and not abs(total - 1) < 1e-6:
+            raise ConfigError(
+                f"the fractions of the passive parties must add up to 1, got {total:g}"
+            )
+        if any(width < 1 for width in self.widths):
+            raise ConfigError(
+                "every passive party needs at least one column, got widths "
+                f"{self.widths}"
+            )
+        for number, names in enumerate(self.columns, start=1):
+            if not names:
+                raise ConfigError(f"passive party {number} is given no columns")
+        named = list(chain(*self.columns))
+        for name in named:
+            if named.count(name) > 1:
+                raise ConfigError(f"column '{name}' is given twice")
+
+    @property
+    def parties(self) -> int | None:
+        """Number of passive parties; None if any number will do."""
+        return len(self.fractions or self.widths or self.columns) or None
+
+
+def parse_split(text: str) -> Split:
+    """Return the split that a setting describes, such as ``"fractions=0.3,0.7"``."""
+    form, _, rest = text.strip().partition("=")
+    entries = [entry.strip() for entry in rest.split("|" if form == "columns" else ",")]
+    try:
+        if text.strip() == "even":
+            return Split()
+        if form == "fractions":
+            return Split(fractions=tuple(map(float, entries)))
+        if form == "widths":
+            return Split(widths=tuple(map(int, entries)))
+        if form == "dirichlet":
+            seed = int(entries[1]) if entries[1:] else 0
+            return Split(dirichlet=float(entries[0]), seed=seed)
+        if form == "columns" and rest:
+            return Split(columns=tuple(map(_names, entries)))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"split '{text}': {error}; write {_FORMS}") from error
+    raise ConfigError(f"unknown split '{text}'; write {_FORMS}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split("+") if name.strip())
+
+
+def divide_columns(
+    columns: Sequence[str],
+    parties: int,
+    split: str = "even",
+    label_share: float | str = 0.0,
+) -> list[tuple[str, ...]]:
+    """Return the columns of the label party, then those of each passive party."""
+    plan = parse_split(split)
+    if parties < 1:
+        raise ConfigError(f"there must be at least one passive party, got {parties}")
+    if plan.parties not in (None, parties):
+        raise ConfigError(
+            f"the split describes {plan.parties} passive parties, but there are "
+            f"{parties}"
+        )
+    label = _label_columns(columns, label_share, by_name=bool(plan.columns))
+    rest = [column for column in columns if column not in set(label)]
+    if plan.columns:
+        named = set(chain(*plan.columns))
+        _check_known(sorted(named), columns)
+        if shared := sorted(named & set(label)):
+            raise ConfigError(
+                f"columns {shared} are given to a passive party and kept by the label "
+                "party"
+            )
+        return [label, *plan.columns]
+    bounds = _bounds(len(rest), parties, plan)
+    return [label, *(tuple(rest[a:b]) for a, b in pairwise(bounds))]
+
+
+def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
+    """Return where each passive party's columns begin and end."""
+    if parties > columns:
+        raise ConfigError(
+            f"{parties} passive parties cannot share {columns} columns; use fewer "
+            "parties or a smaller label_share"
+        )
+    if plan.widths:
+        if sum(plan.widths) != columns:
+            raise ConfigError(
+                f"the widths {list(plan.widths)} add up to {sum(plan.widths)}, but "
+                f"{columns} columns are to be divided among the passive parties"
+            )
+        return [0, *np.cumsum(plan.widths).tolist()]
+    if plan.fractions:
+        ends = np.rint(np.cumsum(plan.fractions) * columns).astype(int).tolist()
+        bounds = [0, *ends[:-1], columns]
+        for number, (start, stop) in enumerate(pairwise(bounds), start=1):
+            if stop <= start:
+                raise ConfigError(
+                    f"fraction {plan.fractions[number - 1]:g} of {columns} columns "
+                    f"leaves passive party {number} without a column"
+                )
+        return bounds
+    if plan.dirichlet is not None:
+        widths = dirichlet_widths(columns, parties, plan.dirichlet, plan.seed)
+        return [0, *np.cumsum(widths).tolist()]
+    size, extra = divmod(columns, parties)
+    return [number * size + min(number, extra) for number in range(parties + 1)]
+
+
+def dirichlet_widths(
+    columns: int, parties: int, concentration: float, seed: int = 0
+) -> list[int]:
+    """Return the widths of parties: one column each, and Dirichlet shares of the rest.
+
+    Shares are rounded by the largest remainders.
+    """
+    stream = np.random.default_rng(seed)
+    exact = stream.dirichlet([concentration] * parties) * (columns - parties)
+    whole = np.floor(exact).astype(int)
+    left = columns - parties - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    return [int(width) for width in whole + 1]
+
+
+def _label_columns(
+    columns: Sequence[str], share: float | str, by_name: bool
+) -> tuple[str, ...]:
+    """Return the columns that the label party keeps: named ones or the first ones."""
+    try:
+        fraction = float(share)
+    except ValueError:
+        names = _names(str(share))
+        _check_known(names, columns)
+        return names
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"label_share must be in [0, 1), got {fraction:g}")
+    if fraction == 0:
+        return ()
+    if by_name:
+        raise ConfigError(
+            "with columns by name, give the label party's columns by name as well, "
+            f"instead of label_share={fraction:g}"
+        )
+    width = round(fraction * len(columns))
+    if width == 0:
+        raise ConfigError(
+            f"label_share={fraction:g} of {len(columns)} columns is less than one "
+            "column"
+        )
+    return tuple(columns[:width])
+
+
+def _check_known(names: Sequence[str], columns: Sequence[str]) -> None:
+    known = set(columns)
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, columns, n=3) or list(columns[:10])
+            more = "" if len(near) < 10 else ", ..."
+            raise ConfigError(
+                f"there is no column '{name}'; near names: {', '.join(near)}{more}"
+            )

@@ -26,8 +26,11 @@ from flower_vfl.simulations.cli.scale import (
 )
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import load_dataset
-from flower_vfl.simulations.datasets.divide import dirichlet_widths, divide_columns
-from flower_vfl.simulations.datasets.vertical import party_columns
+from flower_vfl.simulations.datasets.vertical import (
+    dirichlet_widths,
+    divide_columns,
+    party_columns,
+)
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.study import Study, run_study
 

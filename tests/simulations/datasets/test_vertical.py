@@ -11,10 +11,15 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.datasets import Dataset, load_dataset
-from flower_vfl.simulations.datasets.divide import Split, divide_columns, parse_split
 from flower_vfl.simulations.datasets.prepare import prepare_table
 from flower_vfl.simulations.datasets.types import PartyData, Pictures
-from flower_vfl.simulations.datasets.vertical import party_columns, prepare_party
+from flower_vfl.simulations.datasets.vertical import (
+    Split,
+    divide_columns,
+    parse_split,
+    party_columns,
+    prepare_party,
+)
 
 TEN = [f"c{i}" for i in range(10)]
 
