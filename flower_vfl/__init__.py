@@ -14,8 +14,8 @@ from flower_vfl.grids.in_process import InProcessGrid, in_process
 from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
 from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.node_policy import NodePolicy
 from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.policies import NodePolicy
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.randomness import Noise
 from flower_vfl.transform import Batch, GradientTransform

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
-from flower_vfl.parties.node_policy import NodePolicy
+from flower_vfl.parties.policies import NodePolicy
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import RESIDENT, forget, party_of
 

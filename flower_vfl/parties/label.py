@@ -23,7 +23,7 @@ from flower_vfl.transform import Defender, GradientTransform, Seen
 
 from .aggregation import LINEAR, Aggregation, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
-from .defense_policy import DefenseFactory, DefensePolicy
+from .policies import DefenseFactory, DefensePolicy
 
 
 class LabelParty(Party):

@@ -19,16 +19,14 @@ from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import open_store
-from flower_vfl.parties.defense_policy import untrusted
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.node_policy import NodePolicy, reported
 from flower_vfl.parties.passive import PassiveParty
+from flower_vfl.parties.policies import NodePolicy, reported, untrusted
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
 from .checkpoints import keep, restore
 from .config import Greeting, TrainingConfig
-from .key_exchange import begin_exchange, exchange_keys
 from .messages import (
     GRADIENT,
     VERSION,
@@ -239,7 +237,7 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
     party = session.party
     session.policy.check_run(party.name, config)
-    seals, reply = begin_exchange(session, content, config, context)
+    seals, reply = session.begin_exchange(content, config, context)
     try:
         party.configure(config)
         schedule = party.configured()
@@ -379,7 +377,7 @@ HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.HELLO: _hello,
     Verb.ALIGN: align,
     Verb.CONFIGURE: _configure,
-    Verb.SEAL: exchange_keys,
+    Verb.SEAL: Session.exchange_keys,
     Verb.FORWARD: _forward,
     Verb.TRAIN_STEP: _train_step,
     Verb.BACKWARD: _backward,

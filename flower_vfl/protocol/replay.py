@@ -15,17 +15,18 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.alignment.handshake import Handshake, SavedAlignment
+from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyRestartedError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
 from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.node_policy import NodePolicy
+from flower_vfl.parties.policies import NodePolicy
 
 from .config import Greeting, Role, TrainingConfig
 from .messages import Content, Verb
 from .residence import RESIDENT as RESIDENT
-from .sealing import Seals
+from .sealing import Seals, new_seals
 
 _STATE = "flower_vfl.state"
 _CONFIG = "flower_vfl.config"
@@ -102,6 +103,23 @@ class Session:
         if isinstance(party, LabelParty) and party.trust_server:
             return replace(own, trust_server=True)
         return own
+
+    def begin_exchange(
+        self, content: Content, config: TrainingConfig, context: Context
+    ) -> tuple[Seals | None, Content]:
+        """Return the seals of a sealed run and a reply with the party's public keys."""
+        if not config.sealed:
+            return None, Content()
+        party, label = self.party, content.text("label")
+        seals = new_seals(party.name, party.role, label, config, self.aligned)
+        return seals, Content(pack_hellos([seals.hello(self.own_settings(context))]))
+
+    def exchange_keys(self, content: Content, context: Context) -> Content:
+        """Derive the keys of sealed training from the public keys of the other side."""
+        if self.seals is None:
+            raise ConfigError("this run is not sealed; configure it as one first")
+        self.seals.exchange_keys(unpack_hellos(content), self.own_settings(context))
+        return Content()
 
     def open_handshake(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
         """Return the handshake that is going on, if any."""

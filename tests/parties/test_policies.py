@@ -21,7 +21,7 @@ from flower_vfl import (
     PassiveParty,
     vertical_client_app,
 )
-from flower_vfl.parties.node_policy import reported
+from flower_vfl.parties.policies import reported
 from flower_vfl.protocol.messages import Content, TensorArray, Verb, read, request
 from flower_vfl.strategies import EarlyStopping, VerticalStrategy
 
