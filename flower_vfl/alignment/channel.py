@@ -7,13 +7,10 @@ pattern KK of the Noise framework). The session keys make all keys new: nothing 
 earlier session can be replayed, and an identity that is stolen later decrypts nothing.
 The identities prove that it is the pinned party. Each direction has its own key.
 
-A chunk is encrypted with ChaCha20-Poly1305. The session, the settings that the parties
-must agree on, the header and the number of the chunk in its direction are authenticated
-too. The receiver takes the chunks of one sender in order: it refuses a chunk that was
-forged, changed, replayed, swapped or left out.
-
-Without pins, a server could replace the hellos by its own and read everything. So a
-channel without pins needs a server that is declared trusted.
+A chunk is encrypted with ChaCha20-Poly1305; session, agreed settings, header and the
+chunk's number in its direction are authenticated too. The receiver takes the chunks of
+one sender in order. Without pins, a server could replace the hellos by its own and read
+everything: such a channel needs a server that is declared trusted.
 """
 
 from collections.abc import Mapping, Sequence

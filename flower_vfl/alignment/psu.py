@@ -24,20 +24,9 @@ other party, who does not need it; that is left out.) A party computes
 Lists whose order could link elements are sorted by their bytes. Only the blinded lists
 keep an order: that of the blinded elements, which is random to everybody else.
 
-If all parties follow the protocol and do not collude,
-
-- every party learns the number of ids of each party, the size of the union, U, and
-  which element of U belongs to which of its own ids. Two parties therefore learn the
-  size of the intersection, but not who is in it;
-- the merging party of three or more also learns how many ids each combination of
-  parties shares;
-- the server learns the sizes of the lists, because their contents are encrypted
-  (`flower_vfl.alignment.channel`). Without encryption it could send a list of guesses
-  around, or match two lists.
-
-A party that departs from the protocol is not covered: it can claim ids that it does not
-have, up to the number that it announced. Parties that collude also learn what their
-common ids and the merging party's table reveal.
+docs/alignment.md ("What is revealed") says what each party, the merging party and the
+server learn. The lists travel encrypted (`flower_vfl.alignment.channel`): otherwise the
+server could send a list of guesses around, or match two lists.
 """
 
 import hashlib
@@ -350,13 +339,9 @@ class PsiParty(PsuParty):
     """One party of one private set intersection, with the steps of the union.
 
     The merging party makes the intersection of the lists instead of their union. A
-    party computes 2·Σ|X_j| + |X_i| + |I| exponentiations. If all parties follow the
-    protocol and do not collude,
-
-    - every party learns the number of ids of each party, and which of its own ids are
-      in the intersection of all. It does not learn which of its ids only some parties
-      share: the merging party cannot recognise its own ids under the keys of others;
-    - the merging party and the server learn what they learn in a union.
+    party computes 2·Σ|X_j| + |X_i| + |I| exponentiations. It does not learn which of
+    its ids only some parties share: the merging party cannot recognise its own ids
+    under the keys of others.
     """
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:

@@ -1,18 +1,11 @@
 """Sealed training: embeddings and gradients that the server relays and cannot read.
 
-Every setup of a run exchanges new keys between the label party and each passive party,
-with the key exchange of the alignment (`flower_vfl.alignment.channel`). ``CONFIGURE``
-brings the settings, the reply has the party's public keys, and ``SEAL`` brings those of
-the other side. The keys depend on the settings that both parties were given, on the
-name of the label party and on the alignment: parties that a server told different
-things cannot read each other.
-
-A tensor is encrypted with AES-256-GCM. What it is for is authenticated: training,
-evaluation or serving, the step, the epoch, the batch, and how often the party was
-restored in this session. An answer (a gradient, or predictions) is bound to the one
-embedding that it answers. So a tensor that was changed, repeated, re-ordered or
-exchanged for that of another party is refused. A gradient that a defense withholds is
-an empty answer: one that the server leaves out is missed.
+docs/threat-model.md ("Sealed training") describes the key exchange, that of the
+alignment (`flower_vfl.alignment.channel`), and what is authenticated. An answer (a
+gradient, or predictions) is bound to the one embedding that it answers, so a tensor
+that was changed, repeated, re-ordered or exchanged for another party's is refused. A
+gradient that a defense withholds is an empty answer: one that the server leaves out is
+missed.
 """
 
 import json

@@ -2,17 +2,11 @@
 
 Sun et al., FLORIST, appendix D. https://arxiv.org/abs/2106.05508
 
-Where there is one passive party and the label party has no features, an embedding goes
-out and a prediction comes back: no id and no row number travels. Otherwise all parties
-have to know which rows are meant, and the asking party hides its row in a batch that
-all parties derive from the run's seed: the number of that batch travels, and it gets
-the predictions of the whole batch. The same row is always in the same batch, so that
-asking again tells nothing new.
-
-What stays: the label party sees the embedding. One of a row whose embedding it has seen
-in an evaluation is equal to that one, and tells which row it is; ask about new rows, or
-in a batch. The server sees embeddings and predictions, as it does in training; in a
-sealed run it sees neither, and predictions are encrypted for the party that asks.
+docs/alignment.md ("Predictions for a passive party") says which rows can be asked about
+and what the label party can tell from an embedding. A batch that hides a row is derived
+from the run's seed by all parties. The same row is always in the same batch, so that
+asking again tells nothing new. The server sees embeddings and predictions as it does in
+training; in a sealed run it sees neither.
 """
 
 from collections.abc import Callable

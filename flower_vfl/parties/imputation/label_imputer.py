@@ -4,21 +4,14 @@ Calibration undoes the effect of synthetic data on predicted probabilities:
 Sun et al., FLORIST, appendices E to G (after Chapelle et al., Simple and Scalable
 Response Prediction for Display Advertising). https://arxiv.org/abs/2106.05508
 
-With synthetic features in some rows, the model learns a mixture of D(y|x) and the class
-frequencies π. With synthetic labels, it also learns their distribution s. With c the
-share of rows that all parties hold, and p the share with a real label,
+With c the share of rows that all parties hold, p the share with a real label, π the
+class frequencies and s the distribution of synthetic labels, the model learns
 
     D'(y|x) = c·D(y|x) + (p − c)·π + (1 − p)·s
 
-For majority labels of a rare positive class s = 0, and if parties hold rows
-independently of each other c = p_a·p_p: the paper's equation 3. Labels drawn from the
-model's own prediction (``random_pred``) have s = D', and p cancels out:
-
-    D'(y|x) = (c/p)·D(y|x) + (1 − c/p)·π
-
-This assumes that whether a party holds a row does not depend on the label. It is exact
-for one passive party. With several, rows of which only some features are real count as
-rows with synthetic features.
+This assumes that whether a party holds a row does not depend on the label. For
+``random_pred`` s = D', and p cancels out; docs/alignment.md ("Calibration") has s and c
+for the other cases, and what several passive parties change.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 Sun et al., FLORIST, section 3.1 and appendix H. https://arxiv.org/abs/2106.05508
 
-``majority`` and ``minority`` use one class for all such rows, ``random_pos`` draws by
-the frequencies of the own labels, ``random_pred`` by the model's own prediction, and
-``neighbors`` uses the vote of the most similar labelled rows of the batch.
-
 Draws come from a secret of the label party. ``random_pos`` draws once for each row: a
 label that changes between epochs reverses its gradient, and a passive party would see
 that no real label does so. ``random_pred`` draws in every epoch, because only then
