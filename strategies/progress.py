@@ -1,7 +1,5 @@
 """Progress bars for training and for the alignment before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -14,13 +12,13 @@ from rich.progress import (
 )
 
 
-class TrainingProgress:
+class TrainingProgress(Progress):
     """A bar with epoch, loss, metric and steps per second."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
         self.shown = visible = console.is_terminal if shown is None else shown
-        self._bar = Progress(
+        super().__init__(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -31,7 +29,7 @@ class TrainingProgress:
             disable=not visible,
             transient=True,
         )
-        self._task = self._bar.add_task(
+        self._task = self.add_task(
             "training",
             total=epochs * steps,
             completed=start,
@@ -42,19 +40,10 @@ class TrainingProgress:
             metric="",
         )
 
-    def __enter__(self) -> TrainingProgress:
-        """Show the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the bar."""
-        self._bar.stop()
-
     def stepped(self, step: int, epoch: int, loss: float) -> None:
         """Show a finished step."""
-        speed = self._bar.tasks[0].speed
-        self._bar.update(
+        speed = self.tasks[0].speed
+        self.update(
             self._task,
             completed=step,
             epoch=epoch,
@@ -64,10 +53,10 @@ class TrainingProgress:
 
     def evaluated(self, name: str, value: float) -> None:
         """Show the newest metric."""
-        self._bar.update(self._task, metric=f"{name} {value:.4f}")
+        self.update(self._task, metric=f"{name} {value:.4f}")
 
 
-class AlignmentProgress:
+class AlignmentProgress(Progress):
     """A bar over the exponentiations that all parties compute."""
 
     def __init__(self, counts: Iterable[int], method: str, shown: bool | None) -> None:
@@ -75,7 +64,7 @@ class AlignmentProgress:
         self._most = min(self._counts) if method == "psi" else sum(self._counts)
         self._done: dict[str, int] = {}
         console = Console(stderr=True)
-        self._bar = Progress(
+        super().__init__(
             TextColumn("aligning ids"),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} exponentiations"),
@@ -84,7 +73,7 @@ class AlignmentProgress:
             disable=not (console.is_terminal if shown is None else shown),
             transient=True,
         )
-        self._task = self._bar.add_task("aligning", total=self.total(None))
+        self._task = self.add_task("aligning", total=self.total(None))
 
     def total(self, merged: int | None) -> int:
         """Return the number of exponentiations of all parties, or an upper bound."""
@@ -92,17 +81,8 @@ class AlignmentProgress:
         last = self._most if merged is None else merged
         return (2 * parties + 1) * ids + parties * last
 
-    def __enter__(self) -> AlignmentProgress:
-        """Show the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the bar."""
-        self._bar.stop()
-
     def done(self, party: str, exponentiations: int, merged: int | None) -> None:
         """Show a party's progress."""
         self._done[party] = exponentiations
         total = self.total(merged)
-        self._bar.update(self._task, completed=sum(self._done.values()), total=total)
+        self.update(self._task, completed=sum(self._done.values()), total=total)
