@@ -1,7 +1,4 @@
-"""Gradients as matrices with one row per example: norms, checks, base classes.
-
-What the gradient transforms and the attacks share.
-"""
+"""Gradients as rows, for transforms and attacks: norms, checks, base classes."""
 
 from __future__ import annotations
 

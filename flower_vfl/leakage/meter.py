@@ -161,10 +161,7 @@ def _join(gradients: Mapping[str, Tensor], members: Iterable[str], step: int) ->
 
 
 class LayerProbe(ExitStack):
-    """Keeps the gradient of every layer's output, once it is known.
-
-    It looks at the layers while it is a context; gradients arrive afterwards too.
-    """
+    """Keeps the gradient of each layer that runs inside the context, once known."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """Parties that live in this process, their last replies, and how both are restored.
 
-On Flower's stateless runtimes a party is kept in ``context.state`` after every message.
-A runtime that keeps a node's process and `Context` alive sets
-``context.__dict__[RESIDENT] = True``; its parties then stay in memory.
+On Flower's stateless runtimes a party is kept in ``context.state`` after every message,
+elsewhere in memory (`flower_vfl.protocol.residence`).
 """
 
 import secrets

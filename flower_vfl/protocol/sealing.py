@@ -212,10 +212,7 @@ def serving_use(number: int, size: int) -> str:
 def new_seals(
     name: str, role: Role, label: str, config: TrainingConfig, aligned: str
 ) -> Seals:
-    """Return the seals of a new session, still without keys.
-
-    `aligned` is the fingerprint of the alignment on whose rows the party is.
-    """
+    """Return seals without keys, for the alignment with the fingerprint `aligned`."""
     if (role == "label") != (name == label):
         problem = f"is a {role} party and was told that '{label}' is the label party"
         raise PartyError(name, problem, "Look at the server: it has mixed up the roles")

@@ -150,10 +150,7 @@ def _read_ids(column: pd.Series[Any], about: Column) -> NDArray[Any]:
 
 
 def order_by_ids(rows: PartyFile) -> PartyFile:
-    """Return the rows sorted by id, so that parties with equal ids agree on the order.
-
-    Numbers are sorted by value, text by code point.
-    """
+    """Return the rows sorted by id: numbers by value, text by code point."""
     order = np.argsort(rows.ids, kind="stable")
     return PartyFile(
         rows.ids[order],

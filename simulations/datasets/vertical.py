@@ -247,10 +247,7 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
 def dirichlet_widths(
     columns: int, parties: int, concentration: float, seed: int = 0
 ) -> list[int]:
-    """Return the widths of parties: one column each, and Dirichlet shares of the rest.
-
-    Shares are rounded by the largest remainders.
-    """
+    """Return widths: a column each, then Dirichlet shares by largest remainders."""
     stream = np.random.default_rng(seed)
     exact = stream.dirichlet([concentration] * parties) * (columns - parties)
     whole = np.floor(exact).astype(int)

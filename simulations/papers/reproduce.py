@@ -58,11 +58,7 @@ def run_experiment(
     quick: bool = False,
     bar: bool = True,
 ) -> Study:
-    """Run what is not finished of a table.
-
-    A run that another table has made already, in a folder beside this one, is taken
-    over.
-    """
+    """Run what a table lacks, after taking over runs of the tables beside it."""
     trials = trials_of(experiment, seeds)
     if not trials:
         raise ConfigError(f"'{experiment.name}' has no row that can be run here")

@@ -62,10 +62,7 @@ class MessageDefender:
         return self.types is None or _full_type(kind) in self.types
 
     def defend(self, message: Message, *arguments: object) -> tuple[Message, Metrics]:
-        """Return a copy of a message with transformed gradients, and the metrics.
-
-        The arguments are for the settings that are functions.
-        """
+        """Return a defended copy and its metrics; settings may be functions."""
 
         def value(setting: Any) -> Any:
             return setting(*arguments) if callable(setting) else setting

@@ -92,10 +92,7 @@ def search(
     max_attempts: int,
     stream: Noise,
 ) -> Substitute:
-    """Sample a gradient with the mean, spread, range and order of another.
-
-    Returns the first candidate with a score of at most τ, else the best one seen.
-    """
+    """Sample a similar gradient: the first with a score of at most τ, or the best."""
     entries = original.entries
     std, mean = torch.std_mean(entries, correction=0)
     ends = [float(end) for end in torch.aminmax(entries)]

@@ -89,10 +89,7 @@ def _serve_detached(
 def _serve_blocking(
     app: ClientApp, context: Context, offer: SessionOffer
 ) -> ConfigRecord:
-    """Serve a session until it ends, because the process ends with the reply.
-
-    This thread, the main thread of a client process, handles the messages.
-    """
+    """Serve a session in this thread, as the process ends with the reply."""
     executor = Executor()
     session = NodeSession(app, context, offer, executor)
     result = asyncio.run_coroutine_threadsafe(session.run(), event_loop())

@@ -97,10 +97,7 @@ def _checked(attack: ScoreAttack, rows: Tensor, known: Known) -> Tensor:
 def leaks(
     attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
 ) -> list[list[Pair]]:
-    """Return the raw and the flipped leak of each attack's scores for each party.
-
-    The rows that an attack knows already do not count.
-    """
+    """Return raw and flipped leak by attack and party; known rows do not count."""
     known = scored[0][0]
     if known.constant:
         return [[(math.nan, math.nan)] * len(attacks) for _ in scored]
@@ -126,10 +123,7 @@ def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
 def _binary_leaks(
     attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
 ) -> list[list[Pair]]:
-    """Return the same as :func:`_leak` for all parties, from one sort.
-
-    That takes a third of the time (``benchmarks/meter_cost.py``).
-    """
+    """Return :func:`_leak` of all parties from one sort (benchmarks/meter_cost.py)."""
     positive = scored[0][0].labels == 1
     table = torch.stack([score for _, scores in scored for score in scores])
     aucs = roc_auc(table, positive).reshape(len(scored), -1).tolist()

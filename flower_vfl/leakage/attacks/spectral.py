@@ -41,10 +41,7 @@ def spectral_attack(gradient: Tensor, signed: bool = False) -> Tensor:
 
 
 def top_direction(rows: Tensor) -> Tensor:
-    """Return the first right singular vector of the centered rows.
-
-    Its largest entry is positive, so that it does not depend on the solver.
-    """
+    """Return the first right singular vector of the centered rows."""
     centered = rows.double() - rows.double().mean(dim=0)
     centered = centered / centered.abs().amax().clamp_min(1e-300)
     count, width = centered.shape
@@ -54,6 +51,7 @@ def top_direction(rows: Tensor) -> Tensor:
     else:
         direction = centered.T @ torch.linalg.eigh(centered @ centered.T)[1][:, -1]
         direction = direction / direction.norm().clamp_min(1e-300)
+    # The sign depends on the solver, so the largest entry is made positive.
     largest = direction.gather(0, direction.abs().argmax(dim=0, keepdim=True))
     return (direction * torch.where(largest < 0, -1.0, 1.0)).to(rows.dtype)
 
