@@ -33,6 +33,7 @@ from flower_vfl.simulations.results import FORMAT, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import build_defense
+from flower_vfl.strategies.state import interruptible
 
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
@@ -182,14 +183,15 @@ def _ray(address: str, cpus: int) -> Iterator[Any]:
         yield ray
         return
     _be_quiet()
-    ray.init(
-        address=address or "local",
-        include_dashboard=None if address else False,
-        num_cpus=None if address else cpus,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     try:
+        with interruptible():  # Ray crashes if its start is interrupted
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                num_cpus=None if address else cpus,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         yield ray
     finally:
         ray.shutdown()
