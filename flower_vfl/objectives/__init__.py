@@ -8,9 +8,11 @@ from .base import (
     TopModelObjective,
     clear_gradients,
 )
+from .cross_entropy import CrossEntropy
 from .gafm import GAFM
 from .gafm_original import GAFMOriginal
 from .ladistill import KDk, LADistill, train_teacher
+from .mean_squared_error import MeanSquaredError
 from .selection import (
     DeltaChoice,
     GammaChoice,
@@ -18,7 +20,6 @@ from .selection import (
     select_delta,
     select_gamma,
 )
-from .vanilla import CrossEntropy, MeanSquaredError
 
 __all__ = [
     "GAFM",

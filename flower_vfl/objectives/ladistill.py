@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flower_vfl.errors import ConfigError, check_name, require
 
 from .base import OptimizerFactory, Outcome, optimizers_of
-from .vanilla import CrossEntropy
+from .cross_entropy import CrossEntropy
 
 FirstEpoch = Literal["vanilla", "silent"]
 
