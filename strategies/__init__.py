@@ -7,7 +7,6 @@ from .adapters.defense_mod import defense_mod
 from .alignment import Alignment
 from .checkpoints import Checkpoints
 from .defenses.baselines import (
-    PPDL,
     GradientCompression,
     Iso,
     MaxNorm,
@@ -18,6 +17,7 @@ from .defenses.compose import Compose, NoDefense, PerParty, Scheduled
 from .defenses.geno import Geno
 from .defenses.marvell.solver import MarvellSolution, solve_marvell
 from .defenses.marvell.transform import Marvell
+from .defenses.ppdl import PPDL
 from .defenses.registry import (
     DEFENSES,
     PLACEMENTS,

@@ -9,17 +9,11 @@ from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.specs import build_from_spec, write_spec
 from flower_vfl.transform import GradientTransform
 
-from .baselines import (
-    PPDL,
-    GradientCompression,
-    Iso,
-    MaxNorm,
-    MultiBucket,
-    NoisyGradients,
-)
+from .baselines import GradientCompression, Iso, MaxNorm, MultiBucket, NoisyGradients
 from .compose import Compose, NoDefense, PerParty, Scheduled, flat
 from .geno import Geno
 from .marvell.transform import Marvell
+from .ppdl import PPDL
 from .sgsub import FLSG, SGSub
 
 DEFENSES: dict[str, Callable[..., GradientTransform]] = {

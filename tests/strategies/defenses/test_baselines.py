@@ -13,15 +13,14 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.randomness import Noise
 from flower_vfl.strategies.defenses.baselines import (
-    PPDL,
     GradientCompression,
     MultiBucket,
     NoisyGradients,
     compress,
     laplace,
     quantize,
-    share_selected,
 )
+from flower_vfl.strategies.defenses.ppdl import PPDL, share_selected
 from flower_vfl.transform import Batch
 
 

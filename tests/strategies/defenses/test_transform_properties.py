@@ -15,13 +15,13 @@ from torch import Tensor
 from flower_vfl.errors import PartyError
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.defenses.baselines import (
-    PPDL,
     GradientCompression,
     MultiBucket,
     NoisyGradients,
 )
 from flower_vfl.strategies.defenses.geno import Geno
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.ppdl import PPDL
 from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
 from flower_vfl.transform import Batch, GradientTransform
 
