@@ -16,7 +16,7 @@ from flower_vfl.randomness import Noise
 from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
-from .baselines import laplace
+from .noisy_gradients import laplace
 
 
 def share_selected(
