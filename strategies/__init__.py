@@ -1,24 +1,24 @@
 """Strategies, gradient transforms, and adapters for apps that others wrote."""
 
 from flower_vfl.rows import AdjustableTransform, RowTransform
-
-from .adapters.defended_grid import defended_grid
-from .adapters.defense_mod import defense_mod
-from .alignment import Alignment
-from .checkpoints import Checkpoints
-from .defenses.baselines import (
-    GradientCompression,
-    Iso,
-    MaxNorm,
-    MultiBucket,
-    NoisyGradients,
+from flower_vfl.strategies.adapters.defended_grid import defended_grid
+from flower_vfl.strategies.adapters.defense_mod import defense_mod
+from flower_vfl.strategies.defenses.compose import (
+    Compose,
+    NoDefense,
+    PerParty,
+    Scheduled,
 )
-from .defenses.compose import Compose, NoDefense, PerParty, Scheduled
-from .defenses.geno import Geno
-from .defenses.marvell.solver import MarvellSolution, solve_marvell
-from .defenses.marvell.transform import Marvell
-from .defenses.ppdl import PPDL
-from .defenses.registry import (
+from flower_vfl.strategies.defenses.geno import Geno
+from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
+from flower_vfl.strategies.defenses.iso import Iso
+from flower_vfl.strategies.defenses.marvell.solver import MarvellSolution, solve_marvell
+from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.max_norm import MaxNorm
+from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
+from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
+from flower_vfl.strategies.defenses.ppdl import PPDL
+from flower_vfl.strategies.defenses.registry import (
     DEFENSES,
     PLACEMENTS,
     Defense,
@@ -26,7 +26,10 @@ from .defenses.registry import (
     build_defense,
     defense_spec,
 )
-from .defenses.sgsub import FLSG, SGSub
+from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
+
+from .alignment import Alignment
+from .checkpoints import Checkpoints
 from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker

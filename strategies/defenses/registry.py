@@ -7,12 +7,16 @@ from typing import Any, Literal, get_args
 
 from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.specs import build_from_spec, write_spec
+from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.transform import GradientTransform
 
-from .baselines import GradientCompression, Iso, MaxNorm, MultiBucket, NoisyGradients
 from .compose import Compose, NoDefense, PerParty, Scheduled, flat
 from .geno import Geno
-from .marvell.transform import Marvell
+from .gradient_compression import GradientCompression
+from .iso import Iso
+from .max_norm import MaxNorm
+from .multi_bucket import MultiBucket
+from .noisy_gradients import NoisyGradients
 from .ppdl import PPDL
 from .sgsub import FLSG, SGSub
 

@@ -37,7 +37,7 @@ from flower_vfl.protocol import replay as sessions
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.randomness import Noise, RandomState, derive_seed
 from flower_vfl.strategies import Checkpoints, Defense, Iso, VerticalStrategy
-from flower_vfl.strategies.defenses.baselines import iso
+from flower_vfl.strategies.defenses.iso import iso
 from flower_vfl.transform import GradientTransform
 
 SEED, ROWS, COLUMNS = 5, 256, 6

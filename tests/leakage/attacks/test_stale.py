@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from flower_vfl import Batch, GradientTransform
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import LeakageMeter, StaleGradients, mean_attack
-from flower_vfl.strategies.defenses.baselines import Iso, MaxNorm
+from flower_vfl.strategies.defenses.iso import Iso
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.max_norm import MaxNorm
 
 ROWS, WIDTH = 400, 16
 

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.randomness import Noise
-from flower_vfl.strategies.defenses.baselines import (
+from flower_vfl.strategies.defenses.gradient_compression import (
     GradientCompression,
-    MultiBucket,
-    NoisyGradients,
     compress,
-    laplace,
-    quantize,
 )
+from flower_vfl.strategies.defenses.multi_bucket import MultiBucket, quantize
+from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients, laplace
 from flower_vfl.strategies.defenses.ppdl import PPDL, share_selected
 from flower_vfl.transform import Batch
 

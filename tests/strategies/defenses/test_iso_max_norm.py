@@ -12,7 +12,8 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.randomness import Noise
 from flower_vfl.strategies import Iso, MaxNorm
-from flower_vfl.strategies.defenses.baselines import iso, max_norm
+from flower_vfl.strategies.defenses.iso import iso
+from flower_vfl.strategies.defenses.max_norm import max_norm
 from flower_vfl.transform import Batch
 
 DRAWS = 40_000

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from flower_vfl.errors import PartyError
 from flower_vfl.strategies import DEFENSES
-from flower_vfl.strategies.defenses.baselines import (
-    GradientCompression,
-    MultiBucket,
-    NoisyGradients,
-)
 from flower_vfl.strategies.defenses.geno import Geno
+from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
+from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
+from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
 from flower_vfl.strategies.defenses.ppdl import PPDL
 from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
 from flower_vfl.transform import Batch, GradientTransform
