@@ -5,11 +5,12 @@ from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.leakage.meter import LeakageMeter
 from flower_vfl.metrics import adaptive_calibration_error
 
+from .cosine import cosine_attack
 from .direct import direct_attack, direct_success
 from .known import Known
 from .malicious import MaliciousAdam, MaliciousSGD
 from .mean import mean_attack, median_attack
-from .norm_cosine import cosine_attack, norm_attack
+from .norm import norm_attack
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
 from .spectral import membership_aucs, spectral_attack
 from .stale import StaleGradients

@@ -19,10 +19,11 @@ from flower_vfl.leakage.auc import Pair, leak_pair, roc_auc
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
+from .cosine import CosineAttack
 from .direct import DirectAttack
 from .known import Array, Known, to_numpy
 from .mean import MeanAttack, MedianAttack
-from .norm_cosine import CosineAttack, norm_scores
+from .norm import norm_scores
 from .spectral import spectral_scores
 
 ScoreAttack = Callable[[Tensor, Known], Tensor]

@@ -1,4 +1,4 @@
-"""Label Leakage and Protection in Two-party Split Learning: norm and cosine attack.
+"""Label Leakage and Protection in Two-party Split Learning: the cosine attack.
 
 Li et al., ICLR 2022, https://arxiv.org/abs/2102.08504
 """
@@ -12,36 +12,7 @@ from torch import Tensor
 
 from flower_vfl.objectives import Task
 
-from .known import (
-    Known,
-    as_rows,
-    finite_norms,
-    products,
-    round_scores,
-    rows_and_norms,
-    to_numpy,
-)
-
-
-def norm_attack(gradient: Tensor) -> Tensor:
-    """Return the norm of every row: positives of a rare class have longer ones.
-
-    Parameters
-    ----------
-    gradient : Tensor
-        One row per example.
-
-    Examples
-    --------
-    >>> norm_attack(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()
-    [5.0, 1.0]
-    """
-    return finite_norms(as_rows(gradient))
-
-
-def norm_scores(gradient: Tensor, known: Known) -> Tensor:
-    """Return the norms, which are known for all attacks: the attack by name."""
-    return known.norms
+from .known import Known, as_rows, products, round_scores, rows_and_norms, to_numpy
 
 
 def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
