@@ -52,12 +52,7 @@ def plugin_names() -> list[str]:
 
 
 def use_plugins(names: Iterable[str]) -> None:
-    """Load plugins, modules or ``.py`` files, in this and every process that it starts.
-
-    Examples
-    --------
-    >>> use_plugins([])  # those of the environment variable
-    """
+    """Load plugins, modules or ``.py`` files, here and in processes started here."""
     known = [*plugin_names(), *names]
     if known:  # absolute paths: another process may have another working folder
         paths = [str(Path(n).resolve()) if n.endswith(".py") else n for n in known]
@@ -69,10 +64,6 @@ def load_plugins(names: Iterable[str] | None = None) -> None:
     """Register the methods of plugins, modules or ``.py`` files, not loaded yet.
 
     Without names, these are installed plugins and those of the environment variable.
-
-    Examples
-    --------
-    >>> load_plugins()
     """
     if names is None:
         installed = [entry.module for entry in entry_points(group=GROUP)]

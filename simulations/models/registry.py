@@ -118,23 +118,15 @@ def auto_bottom(spec: InputSpec) -> str:
 
 
 def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
-    """Build a party's bottom model.
+    """Build a party's bottom model: a name of ``BOTTOM_MODELS`` and its parameters.
 
-    Parameters
-    ----------
-    text : str
-        A name of ``BOTTOM_MODELS``, with parameters if any, e.g.
-        ``"mlp:hidden=64+32,dropout=0.1"``. ``"auto"`` is a CNN for an image, a
-        Wide & Deep model for a table with categorical columns, else an MLP.
-    spec : InputSpec
-        The party's features.
-    width : int
-        Width of the cut layer.
+    ``"auto"`` is a CNN for an image, a Wide & Deep model for a table with categorical
+    columns, else an MLP.
 
     Examples
     --------
-    >>> build_bottom("gafm-spambase", InputSpec(numeric=57), 1).width
-    1
+    >>> build_bottom("mlp:hidden=64+32,dropout=0.1", InputSpec(numeric=57), 16).width
+    16
     """
     name, _ = parse_spec(text)
     if name == "auto":
@@ -151,16 +143,9 @@ def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
 
 
 def build_top(text: str, in_width: int, out_width: int) -> nn.Module:
-    """Build the label party's top model.
+    """Build the label party's top model: a name of ``TOP_MODELS`` and its parameters.
 
-    Parameters
-    ----------
-    text : str
-        A name of ``TOP_MODELS``, with parameters if any, e.g. ``"mlp:hidden=32"``.
-    in_width : int
-        Width of the parties' cut layers, concatenated or summed.
-    out_width : int
-        1 for a binary task or a regression, otherwise the number of classes.
+    `out_width` is 1 for a binary task or a regression, else the number of classes.
 
     Examples
     --------

@@ -10,25 +10,9 @@ REPORT_FILE, PICTURES_FOLDER = "report.html", "pictures"
 def write_report(folder: Path, pictures: bool = False) -> Path:
     """Write ``report.html`` into a folder and return its path.
 
-    The file holds everything that it shows and fetches nothing from the network.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of a study, or the ``--out`` folder of a run.
-    pictures : bool (default: False)
-        Also write every chart as SVG and PNG, into the folder ``pictures``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from flower_vfl.errors import ConfigError
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     try:
-    ...         write_report(Path(folder))
-    ...     except ConfigError as error:
-    ...         print("no result.json" in str(error))
-    True
+    The folder is that of a study, or the ``--out`` folder of a run. The file holds
+    everything that it shows and fetches nothing from the network. With `pictures` every
+    chart is also written as SVG and PNG, into the folder ``pictures``.
     """
     # Altair takes time to load, which commands without a report need not spend.
     from .data import load_report
