@@ -184,6 +184,7 @@ def reply_to(message: Message, records: RecordDict) -> Message:
     metadata.__dict__.update(
         asked,
         _message_id="",
+        _delivered_at="",
         _src_node_id=asked["_dst_node_id"],
         _dst_node_id=asked["_src_node_id"],
         _src_task_id=asked["_dst_task_id"],

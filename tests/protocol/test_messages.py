@@ -75,7 +75,10 @@ def test_messages_are_as_flower_makes_them(grid: InProcessGrid) -> None:
     content = Content({"tag": "a"}, pack({"a": torch.ones(2)}), step=3)
     sent = request(Verb.FORWARD, 2, 7, content)
     theirs = Message(sent.content, 2, Verb.FORWARD.value, group_id="7")
-    answers = reply_to(sent, sent.content), Message(sent.content, reply_to=sent)
+    assert sent.metadata.delivered_at == ""
+    arrived = through_wire(sent)
+    arrived.metadata.delivered_at = "2026-11-17"  # as a SuperLink does
+    answers = reply_to(arrived, sent.content), Message(sent.content, reply_to=arrived)
     for ours, flowers in ((sent, theirs), answers):
         found, expected = vars(ours.metadata), vars(flowers.metadata)
         assert found["_ttl"] == pytest.approx(expected.pop("_ttl"), abs=5.0)
