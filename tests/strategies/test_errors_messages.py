@@ -70,7 +70,7 @@ def test_a_party_that_vanishes() -> None:
     with pytest.raises(PartyError) as caught:
         run_with_losses(lost, retries=2)
     assert (caught.value.party, caught.value.step) == ("passive-2", 3)
-    assert_words(caught.value, "3 requests within 7 s", "log", "resume")
+    assert_words(caught.value, "3 requests within 7 s", "log", "start the run again")
 
 
 def test_a_lost_reply_is_asked_for_again_and_trained_once() -> None:

@@ -239,16 +239,27 @@ def test_one_batch_is_embedded_once() -> None:
         assert "asked twice" in session.forward("passive-1").text("error")
 
 
+def keep(session: Session, name: str) -> str:
+    """Have a party keep its state; return the digest."""
+    asked = {"tag": "step-0", "run": "1", "keep": ["step-0"]}
+    return session.ask(Verb.CHECKPOINT, name, config=asked).text("digest")
+
+
+def restore(session: Session, name: str, digest: str) -> None:
+    """Bring a party back to what it kept."""
+    asked = {"tags": ["step-0"], "digests": [digest], "run": "1"}
+    assert "damaged" not in session.ask(Verb.RESTORE, name, config=asked).config
+
+
 def test_what_was_recorded_before_a_restore_is_refused() -> None:
     """A server that brings parties back to a step cannot play the step again."""
     with sealed_grid() as grid:
         session = Session(grid)
-        for name in NAMES:
-            session.ask(Verb.CHECKPOINT, name, config={"tag": "step-0"})
+        kept = {name: keep(session, name) for name in NAMES}
         first = embeddings(session)
         gradients = session.train(first).arrays
         for name in NAMES:
-            session.ask(Verb.RESTORE, name, config={"tag": "step-0"})
+            restore(session, name, kept[name])
         assert "repeated" in session.train(first).text("error")
         second = embeddings(session)
         again = {GRADIENT: gradients["passive-1"]}
@@ -260,8 +271,7 @@ def test_what_was_recorded_before_a_restore_is_refused() -> None:
 def test_a_party_that_alone_was_restored_is_refused() -> None:
     with sealed_grid() as grid:
         session = Session(grid)
-        session.ask(Verb.CHECKPOINT, "passive-1", config={"tag": "step-0"})
-        session.ask(Verb.RESTORE, "passive-1", config={"tag": "step-0"})
+        restore(session, "passive-1", keep(session, "passive-1"))
         reply = session.train(embeddings(session))
         assert reply.text("party") == "passive-1" and "repeated" in reply.text("error")
 
