@@ -195,6 +195,12 @@ class Defender:
         watched = self.monitor is not None
         return watched or any(t.requires_labels for t in self.transforms)
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether :meth:`defend` has to know embeddings and the numbers of rows."""
+        watched = self.monitor is not None and self.monitor.needs_rows
+        return watched or self.sees_embeddings
+
     def defend(
         self,
         gradients: Mapping[str, Tensor],
@@ -205,8 +211,14 @@ class Defender:
         real: Tensor | None = None,
         seen: Seen | None = None,
         late: bool = False,
+        last: bool = False,
+        true_labels: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
-        """Return what each party gets, and what was measured on the way."""
+        """Return what each party gets, and what was measured on the way.
+
+        Transforms see `labels`, the monitor `true_labels`, by default the same. `last`
+        is the last step of an epoch.
+        """
         defended: dict[str, Tensor] = {}
         measured: list[Measurement] = []
         for party, gradient in gradients.items():
@@ -224,7 +236,9 @@ class Defender:
                 for name, value in batch.metrics.items()
             ]
         if self.monitor is not None and labels is not None:
-            given = defended, gradients, labels, step, real
+            truth = labels if true_labels is None else true_labels
+            rows = None if seen is None else seen.rows
+            given = defended, gradients, truth, step, real, rows, last
             if late:
                 measured += self.monitor.measure_late(*given)
             else:

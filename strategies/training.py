@@ -162,7 +162,7 @@ class Training:
         if not self.defender.idle:
             defending = time.perf_counter()
             seen = None
-            if self.defender.sees_embeddings:
+            if self.defender.needs_rows:
                 seen = self._seen(embeddings, epoch, index)
             tensors, own = self.defender.defend(
                 reply.tensors(),
@@ -171,6 +171,7 @@ class Training:
                 epoch,
                 seen=seen,
                 late=late,
+                last=index == self.steps - 1,
             )
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
             measured = measured + own

@@ -172,6 +172,7 @@ class LeakageMonitor:
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
         self._late: Future[list[Measurement]] | list[Measurement] = []
         self._worker: ThreadPoolExecutor | None = None
+        self.needs_rows = False  # whether a batch must have the numbers of its rows
 
     def measure_late(
         self,
@@ -180,6 +181,8 @@ class LeakageMonitor:
         labels: Tensor,
         step: int,
         real: Tensor | None = None,
+        rows: Tensor | None = None,
+        last: bool = False,
     ) -> list[Measurement]:
         """Return what the step before measured, and measure this one in a thread.
 
@@ -187,11 +190,11 @@ class LeakageMonitor:
         is measured at once.
         """
         found = self.outstanding()
+        given = dict(gradients), dict(clean), labels, step, real, rows, last
         if self.settings.limit is not None:
-            return found + self.measure(gradients, clean, labels, step, real)
+            return found + self.measure(*given)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "leakage")
-        given = dict(gradients), dict(clean), labels, step, real
         self._late = self._worker.submit(self.measure, *given)
         return found
 
@@ -211,6 +214,8 @@ class LeakageMonitor:
         labels: Tensor,
         step: int,
         real: Tensor | None = None,
+        rows: Tensor | None = None,
+        last: bool = False,
     ) -> list[Measurement]:
         """Return the leak AUC of every attack on what each party gets."""
         if not gradients or step % self.settings.every:
