@@ -188,18 +188,16 @@ class Defender:
             self.seed = draw_secret() if seed is None else seed
         self.idle = not self.transforms and monitor is None
         self.sees_embeddings = any(map(sees_embeddings, self.transforms))
+        # whether embeddings and row numbers have to be given
+        self.needs_rows = self.sees_embeddings or (
+            monitor is not None and monitor.needs_rows
+        )
 
     @property
     def requires_labels(self) -> bool:
         """Whether any transform, or the measurement, needs labels."""
         watched = self.monitor is not None
         return watched or any(t.requires_labels for t in self.transforms)
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether :meth:`defend` has to know embeddings and the numbers of rows."""
-        watched = self.monitor is not None and self.monitor.needs_rows
-        return watched or self.sees_embeddings
 
     def defend(
         self,
