@@ -72,7 +72,6 @@ class Alignment:
     relay_bytes: int = RELAY_BYTES
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and impossible numbers."""
         if self.method not in ALIGNMENTS:
             raise unknown_name("alignment", self.method, ALIGNMENTS)
         if self.group not in GROUPS:

@@ -75,7 +75,6 @@ class Checkpoints:
     keep_final: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a negative interval."""
         if self.every < 0:
             raise ConfigError(f"every must not be negative, got {self.every}")
 

@@ -41,7 +41,6 @@ class EarlyStopping:
     restore_best: bool = True
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
 

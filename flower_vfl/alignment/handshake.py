@@ -20,13 +20,8 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import PartyError
-from flower_vfl.parties.checkpoints import (
-    DamagedError,
-    RecordStore,
-    from_bytes,
-    to_bytes,
-)
 
+from ..parties.checkpoints import DamagedError, RecordStore, from_bytes, to_bytes
 from .channel import ChunkCodec, SecureChannel
 from .elements import Elements, InvalidElementError, ListError
 from .groups import make_group

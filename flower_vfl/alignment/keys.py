@@ -65,7 +65,6 @@ class AlignmentSettings:
     merging: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse unknown methods."""
         for method in self.methods:
             check_name("alignment method", method, METHODS)
 

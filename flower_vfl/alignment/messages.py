@@ -87,7 +87,6 @@ class HandshakeConfig:
     chunk_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and a session without a random name."""
         check_name("alignment method", self.method, METHODS)
         check_name("group", self.group, GROUPS)
         if len(self.session) < _SESSION_BYTES:

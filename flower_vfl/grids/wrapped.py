@@ -27,11 +27,9 @@ class ClosableGrid(Grid):
         """Free what the grid holds."""
 
     def __enter__(self) -> Self:
-        """Return the grid."""
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Close the grid."""
         self.close()
 
 

@@ -70,7 +70,6 @@ class SubsetTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         share = self.fraction
         require(0.0 < share <= 1.0, "fraction", "above 0 and at most 1", share)
         if self.epochs < 1 or self.batch_size < 2:

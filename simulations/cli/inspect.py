@@ -10,13 +10,9 @@ from rich.console import Console
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import infer_task, read_party_file
-from flower_vfl.simulations.datasets.checks import (
-    check_spelling,
-    label_warnings,
-    written_as,
-)
 from flower_vfl.simulations.printing import text_table
 
+from ..datasets.checks import check_spelling, label_warnings, written_as
 from .options import AsJson, option
 
 _HEADS = ["column", "taken for", "remarks", "different", "missing", "unreadable"]

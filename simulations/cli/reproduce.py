@@ -9,28 +9,13 @@ import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.papers.experiments import (
-    Experiment,
-    experiment_names,
-    load_experiment,
-)
-from flower_vfl.simulations.papers.reproduce import (
-    KIND,
-    measured,
-    run_experiment,
-    save_results,
-    trials_of,
-)
-from flower_vfl.simulations.papers.show import (
-    as_document,
-    as_markdown,
-    results_page,
-    show_experiment,
-)
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
+from ..papers.experiments import Experiment, experiment_names, load_experiment
+from ..papers.reproduce import KIND, measured, run_experiment, save_results, trials_of
+from ..papers.show import as_document, as_markdown, results_page, show_experiment
 from .options import AsJson, AsMarkdown, Workers, show_errors
 
 

@@ -38,7 +38,6 @@ class InputSpec:
     image: tuple[int, int, int] | None = None  # channels, height and width
 
     def __post_init__(self) -> None:
-        """Refuse a spec that describes nothing or two things at once."""
         table = self.numeric > 0 or bool(self.cardinalities)
         if table == (self.image is not None):
             raise ValueError(
@@ -55,7 +54,6 @@ class Pictures:
     stored: NDArray[Any]
 
     def __len__(self) -> int:
-        """Return the number of images without decoding them."""
         return len(self.stored)
 
     def take(self, rows: NDArray[np.int64]) -> Pictures:
@@ -111,7 +109,6 @@ class Dataset:
     columns_are_words: bool = False  # from frequent to rare: shuffled before divided
 
     def __post_init__(self) -> None:
-        """Check the lengths of the parts and make the shared arrays read-only."""
         parts: dict[str, Sized | None] = {
             "ids": self.ids,
             "table": self.table,
@@ -135,7 +132,6 @@ class Dataset:
                 array.setflags(write=False)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.labels)
 
     @property

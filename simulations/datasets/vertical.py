@@ -123,7 +123,6 @@ class Split:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values that no table could be divided by."""
         alpha = self.dirichlet
         if alpha is not None and (not 0 < alpha < float("inf") or self.seed < 0):
             raise ConfigError(

@@ -102,7 +102,6 @@ class Cluster:
         )
 
     def __enter__(self) -> Cluster:
-        """Start the server and every party."""
         try:
             self.start()
         except BaseException:
@@ -111,7 +110,6 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every process."""
         self.stop()
 
     def start(self) -> None:

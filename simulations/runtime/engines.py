@@ -17,15 +17,12 @@ from rich.console import Console
 from flower_vfl.errors import ConfigError
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.simulations.app import client_app, train
-from flower_vfl.simulations.attacks import (
-    check_attacks,
-    complete_models,
-    completions_of,
-)
 from flower_vfl.simulations.capture import CapturingGrid, check_capture
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import check_files
 from flower_vfl.simulations.results import PARTIES_FOLDER, load_result, save_result
+
+from ..attacks import check_attacks, complete_models, completions_of
 
 _EVERY = 0.25  # seconds between two samples of the memory
 
@@ -99,12 +96,10 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> MemoryWatch:
-        """Start sampling."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop sampling."""
         self._done.set()
         self._thread.join()
 

@@ -125,7 +125,6 @@ class Geno(RowTransform):
     exclude: bool = False
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         given = self.lambda_ is None or 0.0 < self.lambda_ < math.inf
         require(given, "lambda_", "a positive number or none", self.lambda_)
         require(self.warmup >= 1, "warmup", "at least 1", self.warmup)

@@ -92,7 +92,6 @@ class PPDL(RowTransform):
     tau: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         share = self.theta
         require(0.0 < share <= 1.0, "theta", "above 0 and at most 1", share)
         for name, value in (("eps", self.eps), ("gamma", self.gamma)):

@@ -244,7 +244,6 @@ class Defense:
     noise_seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, and build what a config string names."""
         check_name("placement", self.at, PLACEMENTS)
         if self.noise_seed is not None and self.noise_seed < 0:
             raise ConfigError(f"noise_seed must not be negative, got {self.noise_seed}")

@@ -213,7 +213,6 @@ class SGSub(RowTransform):
     literal: bool = False
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         for name, weight in (("w_cos", self.w_cos), ("w_m", self.w_m)):
             require(0.0 <= weight < math.inf, name, "a number from 0", weight)
         require(not math.isnan(self.tau), "tau", "a number", self.tau)

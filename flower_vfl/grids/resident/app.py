@@ -36,7 +36,6 @@ class _ResidentApp(ClientApp):
         vars(self).update({name: getattr(app, name) for name in registrars})
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Execute the ClientApp."""
         if message.metadata.message_type != OPEN_TYPE:
             return self._app(message, context)
         offer = SessionOffer.from_record(message.content.config_records[OPEN_RECORD])

@@ -90,7 +90,6 @@ class Limits:
     keepalive: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check that all limits are positive."""
         for field in fields(self):
             if getattr(self, field.name) <= 0:
                 raise ConfigError(f"limit '{field.name}' must be above zero")

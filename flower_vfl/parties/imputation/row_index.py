@@ -37,7 +37,6 @@ class RowIndex:
     common: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a wrong shape or type and repeated rows."""
         if self.local.dim() != 1 or self.local.dtype != torch.int64:
             raise ConfigError("a row index needs one int64 number per aligned row")
         own = self.local[self.local >= 0]
