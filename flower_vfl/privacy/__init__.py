@@ -1,0 +1,15 @@
+"""What is promised about labels over a whole training, and what has been spent."""
+
+from .accountant import Guarantee, Release, compose, composed_auc, guarantee_of_run
+from .label_privacy import LabelPrivacy
+from .ledger import Ledger
+
+__all__ = [
+    "Guarantee",
+    "LabelPrivacy",
+    "Ledger",
+    "Release",
+    "compose",
+    "composed_auc",
+    "guarantee_of_run",
+]

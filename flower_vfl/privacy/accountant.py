@@ -1,0 +1,297 @@
+"""What a training, or several, can reveal about one label.
+
+The formulas are in docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flower_vfl.errors import ConfigError, require
+
+NONE, MARVELL, GAUSSIAN, LAPLACE = "none", "marvell", "gaussian", "laplace"
+RESPONSE = "randomised-response"
+RUN_AUC_BOUND = "run_auc_bound"  # metric of an epoch: the bound from the first one on
+_LINES = 4000  # of a trade-off curve
+_PROVEN = (
+    "for every party, all of them together, the server and the trained model, over all "
+    "epochs: two trainings that differ in the label of one row. Not for metrics of "
+    "true labels that the label party reports, nor for what features tell about labels"
+)
+_ASSUMED = (
+    "for one passive party alone, over all epochs, about the labels that Marvell gets, "
+    "if its gradients are normal given the class and independent from epoch to epoch"
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What the labels of a run are protected by.
+
+    Parameters
+    ----------
+    mechanism : str
+        ``"randomised-response"``, ``"laplace"``, ``"gaussian"``, ``"marvell"`` or
+        ``"none"``.
+    epsilon : float | None (default: None)
+        Of label differential privacy; None where there is none.
+    delta : float (default: 0.0)
+        Of label differential privacy.
+    auc_bound : float (default: 1.0)
+        Largest AUC with which anybody can tell two labels of a row apart.
+    scope : str (default: "")
+        For whom it holds, and under which assumptions.
+    others : tuple[Guarantee, ...] (default: ())
+        What else protects the labels.
+
+    Examples
+    --------
+    >>> from flower_vfl.privacy import Guarantee
+    >>> known = Guarantee("randomised-response", epsilon=1.1, auc_bound=0.75)
+    >>> Guarantee.from_text(known.to_text()) == known
+    True
+    >>> print(*Guarantee("none").lines())
+    no bound for the whole training
+    """
+
+    mechanism: str
+    epsilon: float | None = None
+    delta: float = 0.0
+    auc_bound: float = 1.0
+    scope: str = ""
+    others: tuple[Guarantee, ...] = ()
+
+    @classmethod
+    def of(cls, releases: Sequence[Release], delta: float = 0.0) -> Guarantee:
+        """Return what holds for labels that were randomised before training."""
+        names = dict.fromkeys(each.mechanism for each in releases)
+        return cls(" + ".join(names), *compose(releases, delta), _PROVEN)
+
+    def to_text(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Guarantee:
+        """Return what :meth:`to_text` wrote; an empty text is no protection."""
+        try:
+            return cls.from_dict(json.loads(text)) if text else cls(NONE)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"not a statement about label privacy: {error}") from None
+
+    @classmethod
+    def from_dict(cls, entries: Mapping[str, Any]) -> Guarantee:
+        """Return the guarantee of a result document."""
+        given = {**entries, "others": tuple(map(cls.from_dict, entries["others"]))}
+        found = cls(**given)
+        epsilon = 0.0 if found.epsilon is None else found.epsilon
+        if not all(map(math.isfinite, (epsilon, found.delta, found.auc_bound))):
+            raise ValueError("its numbers are not finite")
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the guarantee as sentences, the other ones after it."""
+        bound, name = f"an AUC above {self.auc_bound:.3f}", self.mechanism
+        text = "no bound for the whole training"
+        if name == MARVELL and self.auc_bound < 1.0:
+            text = "no proven bound for the whole training; under Marvell's assumptions"
+            text += f" no passive party alone tells them with {bound}"
+        elif name == MARVELL:
+            text = "Marvell's bound of a step, added up over the epochs, is none"
+        elif name != NONE:
+            text = f"{name.replace('-', ' ')}, "
+            text += "" if self.epsilon is None else f"epsilon {self.epsilon:.3g}"
+            text += f", delta {self.delta:.0e}" if self.delta else ""
+            text += ": over the whole training nobody tells the label of a row from "
+            text += f"another one with {bound}"
+        return [text, *(line for each in self.others for line in each.lines())]
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one set of draws reveals, in however many trainings it is used.
+
+    Parameters
+    ----------
+    mechanism : str
+        ``"randomised-response"``, ``"laplace"`` or ``"gaussian"``.
+    epsilon : float | None (default: None)
+        Of a mechanism that is not Gaussian.
+    mu : float | None (default: None)
+        Of a Gaussian mechanism: distance of two labels over the standard deviation.
+    classes : int (default: 2)
+        Number of classes; for the record, since two classes reveal most.
+    delta : float (default: 0.0)
+        The delta at which epsilon of a Gaussian mechanism is stated.
+    draws : str (default: "")
+        What else the draws depend on, e.g. a range or a prior.
+
+    Examples
+    --------
+    >>> from flower_vfl.privacy import Release, compose
+    >>> epsilon, delta, auc = compose([Release("gaussian", mu=1.0, delta=1e-5)])
+    >>> print(f"{epsilon:.2f} {auc:.3f}")
+    4.38 0.760
+    """
+
+    mechanism: str
+    epsilon: float | None = None
+    mu: float | None = None
+    classes: int = 2
+    delta: float = 0.0
+    draws: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a release that nothing is known about."""
+        given = self.mu if self.mechanism == GAUSSIAN else self.epsilon
+        what = "mu" if self.mechanism == GAUSSIAN else "epsilon"
+        known = isinstance(given, int | float) and 0.0 <= given < math.inf
+        require(known, what, "a number from 0", given)
+        require(0.0 <= self.delta < 1.0, "delta", "from 0 and below 1", self.delta)
+        names = (RESPONSE, LAPLACE, GAUSSIAN)
+        require(
+            self.mechanism in names, "mechanism", " or ".join(names), self.mechanism
+        )
+
+    @property
+    def amount(self) -> float:
+        """Mu of a Gaussian mechanism, epsilon of any other."""
+        return float((self.mu if self.mechanism == GAUSSIAN else self.epsilon) or 0.0)
+
+
+def compose(
+    releases: Sequence[Release], delta: float = 0.0
+) -> tuple[float, float, float]:
+    """Return epsilon, delta and AUC bound of releases of the same labels together.
+
+    One release, or Gaussian ones only, have a closed form. Others are composed by the
+    privacy loss distributions of the package dp-accounting, whose trade-off curve gives
+    the AUC; randomised response counts as that of two classes, which no mechanism of
+    its epsilon exceeds. Without a delta the epsilons add up.
+
+    Parameters
+    ----------
+    releases : Sequence[Release]
+        Their draws must be independent.
+    delta : float (default: 0.0)
+        Of the epsilon that is returned; 0 takes the largest of the releases.
+
+    Examples
+    --------
+    >>> from flower_vfl.privacy import Release, compose
+    >>> epsilon, delta, auc = compose([Release("randomised-response", epsilon=1.0)])
+    >>> print(f"{epsilon} {delta} {auc:.3f}")
+    1.0 0.0 0.731
+    """
+    delta = max([delta, *(each.delta for each in releases)])
+    mus = [each.amount for each in releases if each.mechanism == GAUSSIAN]
+    pure = [each for each in releases if each.mechanism != GAUSSIAN]
+    if mus and not delta:
+        raise ConfigError("a Gaussian mechanism needs a delta above 0, e.g. 1e-6")
+    mu, total = math.hypot(*mus), sum(each.amount for each in pure)
+    if not pure:
+        from .mechanisms import gaussian_epsilon
+
+        return gaussian_epsilon(mu, delta), delta, math.erfc(-mu / 2.0) / 2.0
+    if len(releases) > 1:
+        return _composed(pure, mu, delta)
+    auc = 1.0 / (1.0 + math.exp(-total))
+    if pure[0].mechanism == LAPLACE:
+        auc = 1.0 - (2.0 + total) * math.exp(-total) / 4.0
+    return total, 0.0, auc
+
+
+def _composed(
+    pure: Sequence[Release], mu: float, delta: float
+) -> tuple[float, float, float]:
+    """Compose releases by their privacy loss distributions."""
+    try:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+    except ImportError as error:
+        raise ConfigError(
+            "several releases of the same labels are added up by dp-accounting: "
+            "pip install 'flower-vfl[privacy]'"
+        ) from error
+    parts = [pld.from_gaussian_mechanism(1.0 / mu)] if mu else []
+    for each in pure:
+        if each.mechanism == LAPLACE:
+            parts.append(pld.from_laplace_mechanism(1.0 / each.amount))
+        else:
+            kept = 2.0 / (1.0 + math.exp(each.amount))
+            parts.append(pld.from_randomized_response(kept, 2))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.compose(part)
+    total = math.inf if mu else sum(each.amount for each in pure)
+    epsilon = whole.get_epsilon_for_delta(delta) if delta else total
+    reach = min(total, whole.get_epsilon_for_delta(1e-12))
+    epsilons = np.linspace(0.0, reach, _LINES)
+    deltas = np.array(whole.get_delta_for_epsilon(epsilons.tolist()))
+    auc = min(_auc(epsilons, deltas), 1.0 / (1.0 + math.exp(-total)))
+    return (epsilon, delta, auc) if epsilon < total else (total, 0.0, auc)
+
+
+def _auc(epsilons: np.ndarray[Any, Any], deltas: np.ndarray[Any, Any]) -> float:
+    """Return the AUC above the trade-off curve of symmetric (epsilon, delta) pairs.
+
+    No test with false positives x misses less than 1 − δ − e^ε·x, or with both errors
+    exchanged; the largest of these lines is the curve.
+    """
+    steep = np.exp(epsilons)
+    slopes = np.concatenate([steep[::-1], 1.0 / steep[1:]])
+    height = np.concatenate([(1.0 - deltas)[::-1], ((1.0 - deltas) / steep)[1:]])
+    x = np.diff(height) / np.diff(slopes)  # where two neighbours meet
+    y = height[:-1] - slopes[:-1] * x
+    x = np.concatenate([[0.0], x, [height[-1] / slopes[-1]]])
+    y = np.concatenate([height[:1], y, [0.0]])
+    return float(1.0 - np.trapezoid(y, x))
+
+
+def composed_auc(sum_kls: Iterable[float]) -> float:
+    """Return Marvell's bound for gradients with these sums of divergences together.
+
+    The divergences of independent gradients add up (Theorem 1 of the paper).
+
+    Examples
+    --------
+    >>> from flower_vfl.privacy import composed_auc
+    >>> composed_auc([0.5, 0.5])
+    0.875
+    """
+    total = math.fsum(sum_kls)
+    if not total < 4.0:
+        return 1.0
+    return 0.5 + math.sqrt(total) / 2.0 - total / 8.0
+
+
+def guarantee_of_run(label: Guarantee, sum_kls: Mapping[str, float]) -> Guarantee:
+    """Return what a run can state.
+
+    Parameters
+    ----------
+    label : Guarantee
+        What the label party says about its labels.
+    sum_kls : Mapping[str, float]
+        Marvell's divergences by passive party: the largest of each epoch, added up.
+        Infinite where a gradient left without them, empty without Marvell.
+
+    Examples
+    --------
+    >>> from flower_vfl.privacy import Guarantee, guarantee_of_run
+    >>> guarantee_of_run(Guarantee("none"), {"shop": 1.0}).auc_bound
+    0.875
+    """
+    worst = max(sum_kls.values(), default=math.inf)
+    if not worst < math.inf:
+        return label
+    bound = composed_auc([worst])
+    marvell = Guarantee(MARVELL, auc_bound=bound, scope=_ASSUMED)
+    if label.mechanism == NONE and bound < 1.0:
+        return marvell
+    return Guarantee(**{**vars(label), "others": (*label.others, marvell)})
