@@ -48,6 +48,11 @@ class _Combination:
         """Whether any of them needs the embeddings."""
         return any(sees_embeddings(part) for part in self.parts.values())
 
+    @property
+    def run_auc(self) -> float | None:
+        """The AUC that is a bound for a whole run, None without one."""
+        return None
+
     def strengthen(self, factor: float) -> str:
         """Raise the strength of every adjustable part; return messages for the log."""
         parts = {id(part): part for part in self.parts.values()}.values()
@@ -91,6 +96,12 @@ class Compose(_Combination):
     def __init__(self, transforms: Sequence[GradientTransform]) -> None:
         self.parts = {str(i): t for i, t in enumerate(flat(transforms))}
 
+    @property
+    def run_auc(self) -> float | None:
+        """That of the last one that uses labels: its bound holds for the result."""
+        using = [part for part in self.parts.values() if part.requires_labels]
+        return getattr(using[-1], "run_auc", None) if using else None
+
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return the gradient after all transforms."""
         return apply_in_order(list(self.parts.values()), gradient, batch)
@@ -132,6 +143,12 @@ class PerParty(_Combination):
         if "*" in parties and default is not None:
             raise ConfigError("give the default or a party '*', not both")
         self.parts = {"*": NoDefense() if default is None else default, **parties}
+
+    @property
+    def run_auc(self) -> float | None:
+        """The largest of the parties, if all have one."""
+        found = [getattr(part, "run_auc", None) for part in self.parts.values()]
+        return max((auc for auc in found if auc), default=None) if all(found) else None
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return the gradient after the party's transform."""

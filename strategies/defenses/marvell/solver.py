@@ -94,15 +94,8 @@ def solve_marvell(
     return _Problem(u, v, d, q, 1.0 - p, p, rest).solution(shift)
 
 
-def auc_bound(sum_kl: float) -> float:
-    """Return the upper bound on the AUC of any attack (Theorem 1 of the paper)."""
-    if not sum_kl < 4.0:
-        return 1.0
-    return 0.5 + math.sqrt(sum_kl) / 2.0 - sum_kl / 8.0
-
-
 def allowed_sum_kl(auc: float) -> float:
-    """Return the divergence whose bound is a given AUC, the inverse of `auc_bound`."""
+    """Return the divergence whose `composed_auc` is a given AUC."""
     require(0.5 < auc < 1.0, "auc", "above 0.5 and below 1", auc)
     excess = 2.0 * auc - 1.0
     return (2.0 * excess / (1.0 + math.sqrt(1.0 - excess))) ** 2

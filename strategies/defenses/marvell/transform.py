@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, require
+from flower_vfl.errors import ConfigError, PartyError, check_name, require
+from flower_vfl.privacy import composed_auc
 from flower_vfl.randomness import Noise
 from flower_vfl.rows import AdjustableTransform
 from flower_vfl.transform import AUC_BOUND, Batch
 
 from .multiclass import solve_multiclass
-from .solver import (
-    MarvellSolution,
-    allowed_sum_kl,
-    auc_bound,
-    least_power,
-    solve_marvell,
-)
+from .solver import MarvellSolution, allowed_sum_kl, least_power, solve_marvell
 
+Span = Literal["step", "run"]
 _BLOCK = 1 << 17  # entries held in double precision at a time
 Statistics = tuple[Tensor, Tensor, Tensor]  # size, mean and variance of each class
 
@@ -140,6 +136,11 @@ class Marvell(AdjustableTransform):
         Our dynamic mode: every batch gets the least power whose bound is at most this
         AUC. ``s`` is not used, and the metric ``marvell_s`` reports the power in its
         unit.
+    over : Literal["step", "run"] (default: "step")
+        What the AUC is a bound for. ``"run"`` spends its divergence evenly over the
+        epochs, and refuses a batch with one class, and more epochs.
+    epochs : int (default: 0)
+        Number of epochs that the bound of a run is for.
 
     Examples
     --------
@@ -155,12 +156,24 @@ class Marvell(AdjustableTransform):
 
     requires_labels = True
 
-    def __init__(self, s: float = 4.0, auc: float | None = None) -> None:
+    def __init__(
+        self,
+        s: float = 4.0,
+        auc: float | None = None,
+        over: Span = "step",
+        epochs: int = 0,
+    ) -> None:
         require(0.0 <= s < math.inf, "s", "a number from 0", s)
+        check_name("span of Marvell's bound", over, get_args(Span))
+        whole = over == "run"
+        if whole != (epochs > 0) or (whole and auc is None):
+            raise ConfigError("over=run, an auc and epochs=... belong together")
+        self.run_auc = auc if whole else None
+        self._step_auc = 0.5
         if auc is not None:
-            allowed_sum_kl(auc)  # refuses an AUC that cannot be a bound
-        self.s = s
-        self.auc = auc
+            allowed = allowed_sum_kl(auc)  # refuses an AUC that cannot be a bound
+            self._step_auc = composed_auc([allowed / epochs]) if whole else auc
+        self.s, self.auc, self.over, self.epochs = s, auc, over, epochs
         self._last: dict[str, ClassNoise] = {}
 
     @property
@@ -169,13 +182,15 @@ class Marvell(AdjustableTransform):
 
     @property
     def _auc(self) -> float | None:
-        return None if self.auc is None else 0.5 + (self.auc - 0.5) / self.raised
+        return None if self.auc is None else 0.5 + (self._step_auc - 0.5) / self.raised
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rows with noise."""
         labels = self.labels(batch, len(rows)).to(rows.device)
         values, classes = _classes(labels, batch)
         batch.metrics["one_class"] = float(len(values) == 1)
+        if self.run_auc is not None:
+            self._check_run(len(values), batch)
         if len(values) > 1:
             noise = self._solve(rows, classes, values, batch)
             self._last[batch.party] = noise
@@ -185,6 +200,17 @@ class Marvell(AdjustableTransform):
                 return rows
             noise, classes = last, last.classes_of(labels)
         return add_noise(rows, classes, noise, batch.noise())
+
+    def _check_run(self, classes: int, batch: Batch) -> None:
+        """Refuse a batch for which the bound of a run does not hold."""
+        problem, remedy = "", "Train fewer epochs, or give Marvell more (epochs=...)"
+        if batch.epoch > self.epochs:
+            problem = f"Marvell's bound is for {self.epochs} epochs, which are over"
+        elif classes == 1:
+            problem = "a batch has one class, and Marvell's bound of a run needs two"
+            remedy = "Use larger batches"
+        if problem:
+            raise PartyError(batch.party, problem, remedy, batch.step)
 
     def _solve(
         self, rows: Tensor, classes: Tensor, values: Tensor, batch: Batch
@@ -202,7 +228,7 @@ class Marvell(AdjustableTransform):
             )
         solve = self._binary if len(values) == 2 else self._multiclass
         noise, sum_kl, needed = solve(values, statistics, scale)
-        batch.metrics[AUC_BOUND] = auc_bound(sum_kl)
+        batch.metrics[AUC_BOUND] = composed_auc([sum_kl])
         if math.isfinite(sum_kl):
             batch.metrics["sum_kl"] = sum_kl
         if self.auc is not None and math.isfinite(needed):

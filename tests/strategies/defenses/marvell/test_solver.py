@@ -11,10 +11,10 @@ import pytest
 from scipy.optimize import brentq, minimize
 
 from flower_vfl import ConfigError
+from flower_vfl.privacy import composed_auc
 from flower_vfl.strategies.defenses.marvell.solver import (
     MarvellSolution,
     allowed_sum_kl,
-    auc_bound,
     least_power,
     solve_marvell,
 )
@@ -276,11 +276,11 @@ def test_refuses_what_is_no_problem(wrong: dict[str, float]) -> None:
 
 
 def test_bound_of_the_auc() -> None:
-    assert auc_bound(0) == 0.5
-    assert auc_bound(1) == 0.875
-    assert auc_bound(4) == auc_bound(1e9) == auc_bound(math.inf) == 1
+    assert composed_auc([0]) == 0.5
+    assert composed_auc([1]) == 0.875
+    assert composed_auc([4]) == composed_auc([1e9]) == composed_auc([math.inf]) == 1
     for auc in (0.5000001, 0.6, 0.875, 0.999):
-        assert auc_bound(allowed_sum_kl(auc)) == pytest.approx(auc, rel=1e-12)
+        assert composed_auc([allowed_sum_kl(auc)]) == pytest.approx(auc, rel=1e-12)
 
 
 def test_least_power_is_the_least() -> None:
@@ -289,10 +289,12 @@ def test_least_power_is_the_least() -> None:
         *problem, _ = random_problem(stream)
         auc = stream.choice([0.51, 0.6, 0.75, 0.95])
         power = least_power(*problem, auc)
-        assert auc_bound(solve_marvell(*problem, power).sum_kl) <= auc * (1 + 1e-12)
+        assert composed_auc([solve_marvell(*problem, power).sum_kl]) <= auc * (
+            1 + 1e-12
+        )
         if power > 0:
             less = solve_marvell(*problem, power * (1 - 1e-6))
-            assert auc_bound(less.sum_kl) > auc
+            assert composed_auc([less.sum_kl]) > auc
 
 
 def test_least_power_agrees_with_brentq() -> None:
