@@ -26,7 +26,7 @@ from flower_vfl.randomness import generator
 from flower_vfl.records import Measurement
 
 LEAK, FLIPPED = "leak", "leak_flipped"
-_REMEDY = "Look at that party's gradient, and at the settings of the leakage meter"
+REMEDY = "Look at that party's gradient, and at the settings of the leakage meter"
 
 
 class _Batch(NamedTuple):
@@ -135,7 +135,7 @@ class LeakageMeter:
                 rows, known = attacker(read, batch.gradient, batch.clean)
                 scored.append((known, attack_scores(self._built, rows, known)))
         except ConfigError as error:
-            raise PartyError(at_fault, str(error), _REMEDY, step) from error
+            raise PartyError(at_fault, str(error), REMEDY, step) from error
         return [
             Measurement(metric + batch.kind, value, step, batch.party, attack, layer)
             for batch, found in zip(batches, leaks(self._built, scored), strict=True)
@@ -156,7 +156,7 @@ def _join(gradients: Mapping[str, Tensor], members: Iterable[str], step: int) ->
     if len({len(part) for part in parts}) != 1:
         sizes = ", ".join(str(len(part)) for part in parts)
         problem = f"its members' gradients have {sizes} rows"
-        raise PartyError("+".join(members), problem, _REMEDY, step)
+        raise PartyError("+".join(members), problem, REMEDY, step)
     return torch.cat(parts, dim=1)
 
 

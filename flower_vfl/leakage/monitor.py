@@ -9,14 +9,16 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from logging import WARNING
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flwr.supercore import log
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.attacks.direct import direct_success
+from flower_vfl.leakage.attacks.registry import STALE
 from flower_vfl.leakage.attacks.spectral import membership_aucs
+from flower_vfl.leakage.attacks.stale import StaleAttacks
 from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec
@@ -24,6 +26,9 @@ from flower_vfl.specs import parse_spec
 from .meter import FLIPPED as FLIPPED
 from .meter import LEAK as LEAK
 from .meter import LeakageMeter
+
+if TYPE_CHECKING:
+    from .canaries import Canaries
 
 LeakAction = Literal["warn", "stop", "raise"]
 ACTIONS: tuple[LeakAction, ...] = get_args(LeakAction)
@@ -43,7 +48,8 @@ class Leakage:
     attacks : tuple[str, ...] (default: ())
         Score attacks by name, perhaps with parameters: ``"norm"``,
         ``"mean:hard=true"``; none takes those that fit the task, and with a limit
-        norm, cosine and ``"mean:held_out=true"``.
+        norm, cosine and ``"mean:held_out=true"``. ``"stale"`` is measured at the end of
+        each epoch, on each row's mean gradient so far; a limit does not look at it.
     limit : float | None (default: None)
         What no attack's leak AUC a may exceed for any party, as an average over
         `window` steps, nor 1 − a; for a regression, the average of |rho|.
@@ -118,6 +124,11 @@ class Leakage:
         plain = not self.attacks and self.limit is None and not self.layers
         return bool(self.membership) and plain and not self.coalitions
 
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """The attacks on what many epochs show."""
+        return tuple(each for each in self.attacks if parse_spec(each)[0] == STALE)
+
     def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
         """Return who is in a coalition."""
         if coalition.strip() == "all":
@@ -155,10 +166,12 @@ class LeakageMonitor:
 
     def __init__(self, settings: Leakage, task: Task) -> None:
         self.settings = settings
-        attacks = settings.attacks or None
-        if attacks is None and settings.limit is not None and task != "regression":
+        stale, limited = settings.stale, settings.limit is not None
+        attacks = tuple(a for a in settings.attacks if a not in stale) or None
+        if attacks is None and limited and task != "regression":
             attacks = FOR_A_LIMIT
-        if settings.membership_only:
+        alone = stale and not (limited or settings.layers)
+        if settings.membership_only or (attacks is None and alone):
             attacks = ()
         wider = settings.layers or settings.coalitions
         direct = "direct" in [parse_spec(text)[0] for text in attacks or ()]
@@ -172,7 +185,9 @@ class LeakageMonitor:
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
         self._late: Future[list[Measurement]] | list[Measurement] = []
         self._worker: ThreadPoolExecutor | None = None
-        self.needs_rows = False  # whether a batch must have the numbers of its rows
+        self._stale = StaleAttacks(stale, task, settings.baseline)
+        self.needs_rows = bool(stale)  # whether a batch must have its row numbers
+        self.canaries: Canaries | None = None
 
     def measure_late(
         self,
@@ -217,10 +232,15 @@ class LeakageMonitor:
         rows: Tensor | None = None,
         last: bool = False,
     ) -> list[Measurement]:
-        """Return the leak AUC of every attack on what each party gets."""
-        if not gradients or step % self.settings.every:
-            return []
+        """Return the leak AUC of every attack on what each party gets.
+
+        Stale attacks and the canaries' audit follow at the `last` step of an epoch.
+        """
         found: list[Measurement] = []
+        if self.settings.stale or self.canaries is not None:
+            found = self._over_epochs(gradients, labels, step, real, rows, last)
+        if not gradients or step % self.settings.every:
+            return found
         if self.settings.membership and real is not None:
             for party, gradient in gradients.items():
                 aucs = membership_aucs(gradient, real)
@@ -243,6 +263,28 @@ class LeakageMonitor:
             found += self._exceeded(leaks, step)
         return found
 
+    def _over_epochs(
+        self,
+        gradients: Mapping[str, Tensor],
+        labels: Tensor,
+        step: int,
+        real: Tensor | None,
+        rows: Tensor | None,
+        last: bool,
+    ) -> list[Measurement]:
+        """Collect a batch; after an epoch, return what all batches so far show."""
+        if rows is None:
+            raise ConfigError("a stale attack has to know the numbers of the rows")
+        if real is not None:
+            gradients = {name: part[real] for name, part in gradients.items()}
+            labels, rows = labels[real], rows[real]
+        self._stale.add(gradients, labels, rows, step)
+        parties = self._stale.parties
+        if not last or not parties:
+            return []
+        found = self._stale.measure(step, self._coalitions(parties))
+        return found + (self.canaries.measure(parties, step) if self.canaries else [])
+
     def measure_layers(
         self, gradients: Mapping[str, Tensor], labels: Tensor, step: int, party: str
     ) -> list[Measurement]:
@@ -254,7 +296,7 @@ class LeakageMonitor:
                 found += self.meter.measure(given, labels, step, layer=layer)
         return found
 
-    def _coalitions(self, gradients: Mapping[str, Tensor]) -> list[list[str]]:
+    def _coalitions(self, gradients: Collection[str]) -> list[list[str]]:
         coalitions = []
         for text in self.settings.coalitions:
             members = self.settings.members(text, gradients)
@@ -295,9 +337,10 @@ class LeakageMonitor:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values that the limit looks at, and what is outstanding."""
+        """Return what the limit and stale attacks look at, and what is outstanding."""
         recent = [[*key, list(values)] for key, values in self._recent.items()]
-        return {"recent": recent, "late": to_columns(self._wait())}
+        late = to_columns(self._wait())
+        return {"recent": recent, "late": late, "stale": self._stale.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -307,6 +350,7 @@ class LeakageMonitor:
             for party, attack, values in state["recent"]
         }
         self._late = from_columns(state["late"])
+        self._stale.load_state_dict(state["stale"])
 
 
 def members(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
+from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 
 ROWS, WIDTH = 60, 3
 
@@ -315,7 +316,7 @@ def test_the_window_survives_a_restart() -> None:
         rows = long_rows(target, 0.9, step)
         first.measure({"a": rows}, {"a": rows}, target, step)
     second = make()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
     rows = long_rows(target, 0.9, 4)
     expected = first.measure({"a": rows}, {"a": rows}, target, 4)
     assert second.measure({"a": rows}, {"a": rows}, target, 4) == expected

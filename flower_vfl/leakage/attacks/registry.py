@@ -9,7 +9,7 @@ of a class whose objects are such functions.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .spectral import spectral_scores
 
+STALE = "stale"
+_STALE_SCORE: dict[Task, dict[str, str]] = {  # the one that finds most
+    "binary": {"score": "mean", "held_out": "true"},
+    "multiclass": {"score": "mean", "held_out": "true"},
+    "regression": {"score": "direct"},
+}
+
+
+def stale_attack(score: str = "mean", over: Literal["all", "best"] = "all") -> None:
+    """Describe the parameters of the stale attack; others are those of its score."""
+
+
 ScoreAttack = Callable[[Tensor, Known], Tensor]
 SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "norm": norm_scores,
@@ -34,6 +46,7 @@ SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "median": MedianAttack,
     "spectral": spectral_scores,
     "direct": DirectAttack,
+    STALE: stale_attack,
 }
 DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
     "binary": ("norm", "cosine", "mean", "median"),
@@ -43,9 +56,19 @@ DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
 
 
 def build_attack(spec: str, task: Task) -> ScoreAttack:
-    """Build an attack from its name and parameters; refuse one that needs classes."""
+    """Build an attack from its name and parameters; refuse one that needs classes.
+
+    That of a stale attack is its score, for gradients that were averaged before.
+    """
     kind = "score attack"
     name, raw = parse_spec(spec)
+    if name == STALE:
+        own = {key: raw.pop(key) for key in ("score", "over") if key in raw}
+        typed_arguments(kind, name, own, stale_attack)
+        inner = raw if "score" in own else {**_STALE_SCORE[task], **raw}
+        score = own.get("score") or inner.pop("score")
+        rest = ",".join(f"{key}={value}" for key, value in inner.items())
+        return build_attack(f"{score}:{rest}" if rest else score, task)
     check_name(kind, name, SCORE_ATTACKS)
     factory = SCORE_ATTACKS[name]
     attack: ScoreAttack

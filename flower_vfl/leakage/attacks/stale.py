@@ -5,30 +5,36 @@ sees an example once per epoch, and noise that is independent from step to step 
 in the mean of what it saw, while the label stays where it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, require
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.leakage.meter import REMEDY, LeakageMeter
 from flower_vfl.objectives import Task
+from flower_vfl.records import Measurement
+from flower_vfl.specs import parse_spec
 
-from .known import GroupedLabels, as_rows, attacker, finite_norms
-from .registry import attack_scores, build_attack, leaks
+from .known import as_rows, finite_norms
 
 
 class StaleGradients:
-    """Adds up gradients by example and attacks their means.
+    """Adds up gradients by example.
+
+    Takes 4 bytes for each example and column, and 8 for each example.
 
     Parameters
     ----------
-    rows : int
-        Number of examples.
+    rows : int (default: 0)
+        Number of examples; grows where a larger row number comes.
     normalize : bool (default: False)
         Divide every batch by the root mean square of its rows' norms. Gradients shrink
         while a model learns; this gives every epoch the same weight.
-    task : {"binary", "multiclass", "regression"} (default: "binary")
-        What the labels are.
 
     Attributes
     ----------
@@ -37,63 +43,125 @@ class StaleGradients:
 
     Examples
     --------
-    >>> stale = StaleGradients(rows=3)
+    >>> stale = StaleGradients()
     >>> stale.add(torch.tensor([0, 2]), torch.tensor([[1.0], [4.0]]))
     >>> stale.add(torch.tensor([2, 0]), torch.tensor([[8.0], [3.0]]))
     >>> index, means = stale.means()
     >>> index.tolist(), means.tolist()
     ([0, 2], [[2.0], [6.0]])
-    >>> stale.leak(["norm"], torch.tensor([0, 0, 1]))
-    {'norm': 1.0}
     """
 
-    def __init__(
-        self, rows: int, normalize: bool = False, task: Task = "binary"
-    ) -> None:
-        require(rows >= 1, "rows", "a number from 1", rows)
-        self.rows = rows
+    def __init__(self, rows: int = 0, normalize: bool = False) -> None:
         self.normalize = normalize
-        self.task: Task = task
-        self._sums: Tensor | None = None
+        self._sums = torch.zeros(rows, 0)
         self.counts = torch.zeros(rows, dtype=torch.int64)
 
     def add(self, index: Tensor, gradient: Tensor) -> None:
         """Collect one batch."""
-        batch = as_rows(gradient)
+        batch = as_rows(gradient.detach().cpu())
         norms = finite_norms(batch)  # refuses what is not finite
-        index = index.reshape(-1).to(batch.device).long()
+        index = index.reshape(-1).cpu().long()
         if len(index) != len(batch):
             raise ConfigError(f"got {len(index)} row numbers for {len(batch)} rows")
         if self.normalize:
             scale = float(norms.double().square().mean().sqrt())
             batch = batch / scale if scale > 0.0 else batch
-        if self._sums is None:
-            exact = gradient if gradient.dtype == torch.float64 else gradient.float()
-            self._sums = exact.new_zeros(self.rows, batch.shape[1])
-            self.counts = self.counts.to(batch.device)
-        if batch.shape[1] != self._sums.shape[1]:
-            raise ConfigError(
-                f"got {batch.shape[1]} columns, before it were {self._sums.shape[1]}"
-            )
-        self._sums.index_add_(0, index, batch.to(self._sums.dtype))
+        width = self._sums.shape[1]
+        if not width:
+            self._sums = torch.zeros(len(self.counts), batch.shape[1])
+        elif batch.shape[1] != width:
+            raise ConfigError(f"got {batch.shape[1]} columns, before it were {width}")
+        self._sums, self.counts = _grow(self._sums, index), _grow(self.counts, index)
+        self._sums.index_add_(0, index, batch.float())
         self.counts.index_add_(0, index, torch.ones_like(index))
 
-    def means(self) -> tuple[Tensor, Tensor]:
-        """Return the examples that were seen, and the mean gradient of each."""
-        if self._sums is None:
-            raise ConfigError("no gradient was collected yet")
+    def means(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the examples that were seen, or `rows`, and the mean of each."""
         seen = self.counts.nonzero()[:, 0]
-        return seen, self._sums[seen] / self.counts[seen].unsqueeze(1)
+        if not len(seen):
+            raise ConfigError("no gradient was collected yet")
+        if rows is None:
+            rows = seen
+        else:  # zeros for one that was not seen
+            self._sums, self.counts = _grow(self._sums, rows), _grow(self.counts, rows)
+        return rows, self._sums[rows] / self.counts[rows].clamp_min(1).unsqueeze(1)
 
-    def leak(
-        self, attacks: Sequence[str], labels: Tensor, flipped: bool = False
-    ) -> dict[str, float]:
-        """Return what each attack finds in the mean gradients."""
-        index, means = self.means()
-        if len(labels) != self.rows:
-            raise ConfigError(f"got {len(labels)} labels for {self.rows} examples")
-        seen = labels.reshape(-1).to(means.device)[index]
-        rows, known = attacker(GroupedLabels.read(self.task, seen), means)
-        built = [build_attack(name, self.task) for name in attacks]
-        found = leaks(built, [(known, attack_scores(built, rows, known))])[0]
-        return {name: pair[flipped] for name, pair in zip(attacks, found, strict=True)}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and counts."""
+        return {"sums": self._sums, "counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._sums, self.counts = state["sums"].clone(), state["counts"].clone()
+
+
+def _grow(table: Tensor, index: Tensor) -> Tensor:
+    """Return a table that has all rows of an index; new ones are zeros."""
+    missing = int(index.max()) + 1 - len(table) if len(index) else 0
+    if missing <= 0:
+        return table
+    return torch.cat([table, table.new_zeros(missing, *table.shape[1:])])
+
+
+class StaleAttacks:
+    """The stale attacks of a run, on every party and coalition."""
+
+    def __init__(self, attacks: Sequence[str], task: Task, baseline: bool) -> None:
+        self._meter = LeakageMeter(attacks, task, baseline)
+        over = {spec: parse_spec(spec)[1].get("over") for spec in attacks}
+        self._over_best = [spec for spec in attacks if over[spec] == "best"]
+        self._best: dict[str, float] = {}
+        self._labels = torch.zeros(0)
+        self.parties: dict[str, StaleGradients] = {}
+
+    def add(
+        self, gradients: Mapping[str, Tensor], labels: Tensor, rows: Tensor, step: int
+    ) -> None:
+        """Collect what every party gets."""
+        labels, rows = labels.detach().cpu().reshape(-1), rows.cpu().long()
+        self._labels = _grow(self._labels.to(labels.dtype), rows)
+        self._labels[rows] = labels
+        for party, gradient in gradients.items():
+            sums = self.parties.setdefault(party, StaleGradients(normalize=True))
+            try:
+                sums.add(rows, gradient)
+            except ConfigError as error:
+                raise PartyError(party, str(error), REMEDY, step) from error
+
+    def measure(
+        self, step: int, coalitions: Iterable[Sequence[str]]
+    ) -> list[Measurement]:
+        """Attack the means so far; a coalition has those of its members."""
+        found: list[Measurement] = []
+        if not self._meter.attacks:
+            return found
+        for members in [*([party] for party in self.parties), *coalitions]:
+            parts = [self.parties[member] for member in members]
+            seen = [part.counts.numpy().nonzero()[0] for part in parts]
+            rows = torch.from_numpy(reduce(np.intersect1d, seen))  # by all of them
+            means = torch.cat([part.means(rows)[1] for part in parts], dim=1)
+            given = {"+".join(members): means}
+            found += self._meter.measure(given, self._labels[rows], step)
+        return [self._best_so_far(each) for each in found]
+
+    def _best_so_far(self, found: Measurement) -> Measurement:
+        """Return the largest value of any epoch, for an attack with over=best."""
+        if found.attack not in self._over_best:
+            return found
+        best = max(found.value, self._best.get(found.name, found.value))
+        self._best[found.name] = best
+        return replace(found, value=best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was collected."""
+        parties = {name: sums.state_dict() for name, sums in self.parties.items()}
+        return {"parties": parties, "labels": self._labels, "best": dict(self._best)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._labels, self._best = state["labels"].clone(), dict(state["best"])
+        self.parties = {
+            name: StaleGradients(normalize=True) for name in state["parties"]
+        }
+        for name, sums in self.parties.items():
+            sums.load_state_dict(state["parties"][name])

@@ -1,0 +1,122 @@
+"""The canary audit: a lower bound of epsilon from everything that left in a training.
+
+Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run (2023).
+https://arxiv.org/abs/2305.08846
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+from sklearn.linear_model import RidgeClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from flower_vfl.records import Measurement
+
+from .attacks.stale import StaleGradients
+
+Floats = NDArray[np.float64]
+_BLOCKS, _CONFIDENCE = 8, 0.999
+
+
+def guess_sides(seen: Floats, sides: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return a score for each canary but the first block's, and its side.
+
+    The canaries are cut into 8 blocks. A ridge classifier that knows the sides of
+    the blocks before a block scores it; a score above 0 is a guess of side 1. Given all
+    that left and all sides before, a label with ε-DP has odds of at most e^ε, whatever
+    the guess was made from. The number of right guesses is so dominated by a binomial
+    one with p = e^ε/(1+e^ε). Cross-fitting would use more canaries but is not valid:
+    two folds that score each other are right or wrong together by chance.
+
+    Parameters
+    ----------
+    seen : NDArray
+        What left about each canary, one row each.
+    sides : NDArray
+        The coin of each, 0 or 1.
+
+    Examples
+    --------
+    >>> sides = np.arange(64) // 3 % 2
+    >>> scores, truth = guess_sides(sides[:, None] + 0.0, sides)
+    >>> len(scores), bool(((scores > 0) == truth).all())
+    (56, True)
+    """
+    scaled = StandardScaler().fit_transform(seen)  # knows no side
+    blocks = np.arange(len(sides)) % _BLOCKS
+    scores = np.zeros(len(sides))
+    for block in range(1, _BLOCKS):
+        before, own = blocks < block, blocks == block
+        if own.any() and len(np.unique(sides[before])) == 2:
+            model = RidgeClassifier().fit(scaled[before], sides[before])
+            scores[own] = model.decision_function(scaled[own])
+    return scores[blocks > 0], sides[blocks > 0]
+
+
+def epsilon_low(right: int, guesses: int) -> float:
+    """Return what ε is at least, at 99.9 % confidence (Clopper-Pearson).
+
+    Parameters
+    ----------
+    right, guesses : int
+        How many guesses were right, of how many.
+
+    Examples
+    --------
+    >>> round(epsilon_low(900, 1000), 2), epsilon_low(500, 1000)
+    (1.88, 0.0)
+    """
+    test = binomtest(right, guesses, alternative="greater")
+    low = float(test.proportion_ci(_CONFIDENCE).low)
+    return max(0.0, math.log(low / (1.0 - low))) if low > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Rows whose labels a fair coin has chosen, so that features say nothing of them.
+
+    Parameters
+    ----------
+    rows : Tensor
+        Numbers of the rows, in an order that does not depend on `sides`.
+    sides : Tensor
+        0 or 1: which of two labels each was given, before any randomisation.
+
+    Examples
+    --------
+    >>> rows, sides = torch.arange(100), torch.arange(100) // 3 % 2
+    >>> sums = StaleGradients()
+    >>> sums.add(rows, sides.unsqueeze(1) - 0.5)
+    >>> found = Canaries(rows, sides).measure({"bank": sums}, step=1)
+    >>> {each.metric: round(each.value, 2) for each in found}
+    {'canary_auc': 1.0, 'canary_epsilon': 2.49, 'canary_auc_low': 0.92}
+    """
+
+    rows: Tensor
+    sides: Tensor
+
+    def measure(
+        self, parties: Mapping[str, StaleGradients], step: int
+    ) -> list[Measurement]:
+        """Return how well the coins are guessed from all that left to all parties."""
+        means = [part.means(self.rows.cpu())[1].double() for part in parties.values()]
+        norms = [part.norm(dim=1, keepdim=True) for part in means]
+        seen = torch.cat([*means, *norms], dim=1).numpy()
+        scores, sides = guess_sides(seen, self.sides.cpu().long().numpy())
+        if len(np.unique(sides)) < 2:
+            return []
+        epsilon = epsilon_low(int(((scores > 0) == sides).sum()), len(sides))
+        found = {
+            "canary_auc": float(roc_auc_score(sides, scores)),
+            "canary_epsilon": epsilon,
+            "canary_auc_low": 1.0 / (1.0 + math.exp(-epsilon)),
+        }
+        who = "+".join(parties)
+        return [Measurement(name, value, step, who) for name, value in found.items()]
