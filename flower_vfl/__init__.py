@@ -16,6 +16,7 @@ from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.policies import NodePolicy
+from flower_vfl.privacy import LabelPrivacy
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.randomness import Noise
 from flower_vfl.transform import Batch, GradientTransform
@@ -52,6 +53,7 @@ __all__ = [
     "Imputation",
     "InProcessGrid",
     "LabelParty",
+    "LabelPrivacy",
     "Leakage",
     "MeanSquaredError",
     "NodePolicy",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class VerticalError(Exception):
@@ -96,3 +97,12 @@ def require(condition: bool, name: str, wanted: str, value: object) -> None:
     """Raise an error about a parameter unless a condition holds."""
     if not condition:
         raise ConfigError(f"{name} must be {wanted}, got {value}")
+
+
+@contextmanager
+def at_party(party: str, remedy: str) -> Iterator[None]:
+    """Say at which party a setting cannot work."""
+    try:
+        yield
+    except ConfigError as error:
+        raise PartyError(party, str(error), remedy) from error

@@ -169,7 +169,13 @@ class Evaluation:
         self.scores = [*earlier, predictions.cpu()]
 
     def finish(
-        self, parts: int, labels: Tensor, labelled: Tensor | None, task: str, name: str
+        self,
+        parts: int,
+        labels: Tensor,
+        labelled: Tensor | None,
+        task: str,
+        name: str,
+        rows_of: str = "",
     ) -> dict[str, float]:
         """Return the metrics of all parts, over the rows that have a label."""
         if len(self.scores) != parts:
@@ -183,4 +189,21 @@ class Evaluation:
             scores = scores[labelled]
         if not len(scores):  # none of the split's rows has a label
             return {}
-        return METRICS[task](scores.double().numpy(), labels.double().numpy())
+        both = scores.double().numpy(), labels.double().numpy()
+        found = METRICS[task](*both)
+        if rows_of == "train":  # beside what attacks find about the same rows
+            found |= model_leak(*both, found, task)
+        return found
+
+
+def model_leak(
+    predictions: Floats, labels: Floats, metrics: dict[str, float], task: str
+) -> dict[str, float]:
+    """Return how well predictions tell the labels, as the leak of an attack is told."""
+    if task == "regression":
+        return {"model_leak": abs(metrics["pearson"])}
+    if task == "binary":
+        return {"model_leak": metrics["auc"]} if "auc" in metrics else {}
+    present = np.unique(labels).astype(int)
+    aucs = [roc_auc_score(labels == each, predictions[:, each]) for each in present]
+    return {"model_leak": float(np.mean(aucs))} if len(present) > 1 else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,34 @@ def check_finite(
     if bad:
         problem = f"{what} has {bad} NaN or infinite of {tensor.numel()} entries"
         raise PartyError(party, problem, remedy, step)
+
+
+def received_embeddings(
+    embeddings: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    rows: int,
+    device: torch.device,
+    step: int | None,
+) -> dict[str, Tensor]:
+    """Return the parties' embeddings on a device, in order, or name the wrong one."""
+    remedy = "Look at that party's features, model and learning rate"
+    received = {}
+    for name, shape in shapes.items():
+        if name not in embeddings:
+            raise PartyError(name, "its embedding is missing", remedy, step)
+        part = embeddings[name]
+        if part.shape != (rows, *shape):
+            raise PartyError(
+                name,
+                f"sent an embedding of shape {tuple(part.shape)}; {(rows, *shape)} was "
+                "agreed on",
+                "Its bottom model must return one row per input row, always of the "
+                "same width",
+                step,
+            )
+        check_finite(part, name, "its embedding", remedy, step)
+        received[name] = part.to(device)
+    return received
 
 
 class RowTransform(ABC):

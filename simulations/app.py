@@ -41,7 +41,7 @@ from flower_vfl.strategies.node_table import read_node_table
 
 from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
 from .capture import check_capture
-from .config import RunConfig, parse_rates
+from .config import PRIVACY, RunConfig, parse_rates
 from .parties import FIT, PartyRows, load_rows, make_label, make_passive
 from .plugins import load_plugins
 from .results import result_document, save_result
@@ -93,7 +93,10 @@ def passive_at(context: Context) -> PassiveParty:
 
 def label_at(context: Context) -> LabelParty:
     """Return the label party of a node."""
-    return make_label(*rows_at(context), trust_server=_simulated(context))
+    config, rows = rows_at(context)
+    own = {k: context.node_config[k] for k in PRIVACY if k in context.node_config}
+    privacy = RunConfig.from_run_config(own).label_privacy()
+    return make_label(config, rows, _simulated(context), privacy)
 
 
 def aligning_at(context: Context) -> AlignmentSettings:
@@ -116,6 +119,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
     """Return the strategy of a run."""
     if config.alignment != NONE:
         _check_aligned(config)
+    privacy = config.label_privacy() is not None  # only its node knows true labels
     stopping = EarlyStopping(patience=config.patience) if config.patience else None
     return VerticalStrategy(
         batch_size=config.batch_size,
@@ -135,7 +139,7 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
         notes=config.to_run_config(),
         defense=Defense(
             config.defense,
-            at=cast(Placement, config.defense_at),
+            at=cast(Placement, "label" if privacy else config.defense_at),
             noise_seed=_noise_seed(config),
         ),
         checkpoints=Checkpoints(

@@ -10,6 +10,7 @@ from typing import Any
 
 from flower_vfl.alignment import NORMALISERS
 from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.privacy import LabelPrivacy
 from flower_vfl.strategies import PLACEMENTS
 from flower_vfl.strategies.alignment import ALIGNMENTS
 
@@ -18,6 +19,7 @@ TRANSPORTS = ("resident", "plain")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 OPTIONS = {"bottom": "model"}  # settings whose option has another name
 # comma-separated text, repeatable options
+PRIVACY = ("label-dp", "label-budget", "label-ledger", "canaries")  # of labels
 LISTS = ("passive", "attack", "missing", "drop")
 DATA, FILES, DEFENSE, RUN = "Data", "Own files", "Defense", "Run"  # panels of the help
 # By setting its help text, and the panel; one without a panel has no option.
@@ -71,6 +73,10 @@ class RunConfig:
     defense: str = ""
     defense_at: str = "strategy"
     nodes: str = ""
+    label_dp: str = ""
+    label_budget: str = ""
+    label_ledger: str = ""
+    canaries: int = 0
     sealed: bool = False
     reproducible_noise: bool = False
     attack: str = ""
@@ -137,8 +143,22 @@ class RunConfig:
             )
         if self.label_party and not self.label_column:
             raise ConfigError(f"set label-column: the label of '{self.label_party}'")
+        self.label_privacy()  # refuses what cannot be meant
         if self.sealed and self.wire_dtype:
             raise ConfigError("wire-dtype cannot round what is sealed; set one of them")
+
+    def label_privacy(self) -> LabelPrivacy | None:
+        """Return how labels are randomised, None if they are not."""
+        set_by_name = {
+            "budget": self.label_budget,
+            "ledger": self.label_ledger,
+            "canaries": self.canaries,
+        }
+        if not self.label_dp and not self.label_budget and not self.canaries:
+            return None
+        given = [self.label_dp] if self.label_dp else []
+        given += [f"{name}={value}" for name, value in set_by_name.items() if value]
+        return LabelPrivacy.from_text(",".join(given))
 
     def passive_files(self) -> list[str]:
         """Return the files of the passive parties."""

@@ -159,6 +159,13 @@ def _setup(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
     if task == "regression" and rows.labels is not None:
         training = rows.labels[rows.trained]
         center, scale = float(training.mean()), float(training.std()) or 1.0
+        known = config.label_privacy()
+        if known is not None and known.low is not None and known.high is not None:
+            # Not from true labels: predictions would tell them.
+            center, scale = (
+                (known.low + known.high) / 2.0,
+                (known.high - known.low) / 4.0,
+            )
     spec = rows.data.spec
     return Setup(config, task, len(rows.classes), joined, spec, center, scale)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -17,10 +18,19 @@ from flwr.serverapp.strategy import Result
 
 from flower_vfl.leakage.auc import summarise
 from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
+from flower_vfl.privacy.accountant import (
+    NONE,
+    RUN_AUC_BOUND,
+    SUM_KL,
+    Guarantee,
+    guarantee_of_run,
+)
 from flower_vfl.records import Measurement, Records, from_columns, to_columns
+from flower_vfl.transform import AUC_BOUND
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 Summary = dict[str, dict[str, dict[str, float]]]  # by party, attack and statistic
+_NOTHING = Guarantee(NONE)
 
 
 @dataclass
@@ -31,7 +41,9 @@ class RunState:
     `first` is where the records of that epoch begin, `probed` is what passive parties
     measured. `train` has metrics by epoch, `evaluate` by epoch and split, `server` what
     ``evaluate_fn`` returned; `best`, `best_tag` (of the checkpoint with the best
-    weights) and `stale` belong to early stopping.
+    weights) and `stale` belong to early stopping. `label_losses` has what each loss of
+    private labels reached on validation rows. `sum_kl` has Marvell's divergences by
+    party, added up over the epochs, and `label_privacy` what holds because of them.
     """
 
     step: int = 0
@@ -51,9 +63,14 @@ class RunState:
     stale: int = 0
     stopped: bool = False
     reason: str = ""
+    label_losses: dict[str, float] = field(default_factory=dict)
+    sum_kl: dict[str, float] = field(default_factory=dict)
+    label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
 
-    def close_epoch(self, epoch: int) -> None:
-        """Average over the steps of an epoch and begin the next."""
+    def close_epoch(
+        self, epoch: int, label: Guarantee = _NOTHING, parties: Iterable[str] = ()
+    ) -> None:
+        """Average over the steps of an epoch, add up what they tell, begin the next."""
         sums: dict[str, float] = {}
         rows: dict[str, float] = {}
         named = [
@@ -77,9 +94,30 @@ class RunState:
         }
         if self.defense_seconds:
             cost["defense_seconds"] = self.defense_seconds
+        self._add_divergences(parties)
+        found = guarantee_of_run(label, self.sum_kl)
+        self.label_privacy = asdict(found)
+        if found.mechanism != NONE or found.others:
+            cost[RUN_AUC_BOUND] = found.auc_bound
         self.train[epoch] = {**averages, **cost}
         self.steps, self.rows, self.first = [], {}, len(self.records)
         self.seconds, self.traffic, self.defense_seconds = 0.0, 0, 0.0
+
+    def _add_divergences(self, parties: Iterable[str]) -> None:
+        """Add the largest divergence of the epoch's steps to those of each party.
+
+        A row is in one batch of an epoch. A step without a bound has no limit.
+        """
+        known: dict[str, dict[tuple[str, int], float]] = {AUC_BOUND: {}, SUM_KL: {}}
+        for each in self.records.since(self.first):
+            if each.metric in known:
+                known[each.metric][each.party, each.step] = each.value
+        for party in parties:
+            steps = [(party, step) for step in self.rows]
+            bounded = all(step in known[AUC_BOUND] for step in steps)
+            spent = [known[SUM_KL].get(step, math.inf) for step in steps]
+            largest = max(spent, default=math.inf) if bounded else math.inf
+            self.sum_kl[party] = self.sum_kl.get(party, 0.0) + largest
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -107,6 +145,9 @@ class VerticalResult(Result):
         Metrics of each evaluation, by epoch and by split (``"valid"``, ``"test"``).
     stopped : str (default: "")
         Why the run ended before its last epoch; empty if it did not.
+    label_privacy : dict[str, Any]
+        What is promised about the labels over the whole training: ``mechanism``,
+        ``epsilon``, ``delta``, ``auc_bound``, ``scope``, and ``others`` beside it.
 
     Examples
     --------
@@ -120,6 +161,7 @@ class VerticalResult(Result):
     records: list[Measurement] = field(default_factory=list)
     evaluations: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     stopped: str = ""
+    label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
 
     def table(self) -> pd.DataFrame:
         """Return the records: metric, party, attack, layer, step, value."""
@@ -171,6 +213,7 @@ class VerticalResult(Result):
         """Return the result of a run."""
         result = cls(records=[*state.records, *state.probed])
         result.evaluations, result.stopped = state.evaluate, state.reason
+        result.label_privacy = state.label_privacy
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, found in state.server.items():

@@ -24,6 +24,7 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.objectives import Task
 from flower_vfl.parties.checkpoints import FINAL, DamagedError, step_tag
 from flower_vfl.parties.schedule import TRAIN, Plan, Schedule, count_batches
+from flower_vfl.privacy import Guarantee
 from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import (
     GRADIENT,
@@ -97,7 +98,7 @@ class Training:
             if not self.state.step:
                 self._checkpoints.begin()
             if self.strategy.checkpoints.every and not self.state.step:
-                self._checkpoint(step_tag(0))
+                self.checkpoint(step_tag(0))
             while True:
                 try:
                     ended = self.state.step >= self.epochs * self.steps
@@ -111,10 +112,10 @@ class Training:
                     if leaking or index + 1 == self.steps:
                         self._close_epoch(epoch + 1, index, bar, leaking)
                     elif self._checkpoint_due():
-                        self._checkpoint(step_tag(self.state.step))
+                        self.checkpoint(step_tag(self.state.step))
                     if interrupted():
                         if self.state.step not in self._checkpoints.steps():
-                            self._checkpoint(step_tag(self.state.step))
+                            self.checkpoint(step_tag(self.state.step))
                         log(WARNING, "interrupted. %s", self._checkpoints.advice())
                         raise KeyboardInterrupt
                 except PartyRestartedError as error:
@@ -255,15 +256,17 @@ class Training:
         """End an epoch, or a run that leaks too much within one."""
         ended = index + 1 == self.steps
         if leaking and not ended:  # kept as it is, so that a resumed epoch is whole
-            self._checkpoint(step_tag(self.state.step))
-        self.state.close_epoch(epoch)
+            self.checkpoint(step_tag(self.state.step))
+        with naming(self.participants.label.name):
+            label = Guarantee.from_text(self.participants.label.privacy)
+        self.state.close_epoch(epoch, label, self.participants.passive)
         self._trackers.epoch(epoch, self.state.step, self.state.train[epoch])
         every = self.strategy.evaluate_every
         last = bool(leaking) or epoch == self.epochs
         if every and (last or epoch % every == 0):
             self._evaluate_epoch(epoch, bar)
         if ended and (leaking or self._checkpoint_due()):
-            self._checkpoint(step_tag(self.state.step))
+            self.checkpoint(step_tag(self.state.step))
         if leaking:  # not before a checkpoint: a resumed run goes on
             parties = ", ".join(leaking)
             self.state.reason = f"the leak limit was exceeded for {parties}"
@@ -292,7 +295,7 @@ class Training:
             best = stopping.judge(state, metrics, main)
             if best and stopping.restore_best:
                 state.best_tag = f"best-{state.step}"
-                self._checkpoint(state.best_tag)
+                self.checkpoint(state.best_tag)
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
@@ -321,7 +324,7 @@ class Training:
             asked = Content({"split": split}, embeddings, index=index)
             yield self.messenger.ask(verb, {label: asked}, step)[label]
 
-    def _checkpoint(self, tag: str) -> None:
+    def checkpoint(self, tag: str) -> None:
         """Have every party write its part of a checkpoint; commit it with our own."""
         asked, label = self._checkpoints.request(tag), self.participants.label.name
         replies = self._tell_passive(Verb.CHECKPOINT, **asked)
@@ -334,9 +337,14 @@ class Training:
         run, defender = self.state.state_dict(), self.defender.state_dict()
         self._checkpoints.commit(tag, {"run": run, "defender": defender}, digests)
 
-    def restore(self, tag: str) -> None:
-        """Bring every party, and this run, back to a checkpoint that all have."""
+    def restore(self, tag: str, loss: str = "") -> None:
+        """Bring every party, and this run, back to a checkpoint that all have.
+
+        The label party goes on with another `loss` of private labels, if one is named.
+        """
         part, contents = self._checkpoints.load(tag, self.messenger.nodes)
+        if loss:
+            contents[self.participants.label.name].config["loss"] = loss
         replies = self.messenger.ask(Verb.RESTORE, contents)
         self._checkpoints.adopt(tag, part, replies)
         self._delivered({})
@@ -383,6 +391,6 @@ class Training:
             self.restore(self.state.best_tag)
             self.state = ended
         if self.strategy.checkpoints.keep_final:
-            self._checkpoint(FINAL)
+            self.checkpoint(FINAL)
         elif self._gradient_step:
             self._tell_passive(Verb.BACKWARD)

@@ -22,6 +22,7 @@ from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
+from .label_loss import choose_label_loss
 from .messenger import Messenger
 from .node_table import check_table
 from .serving import serve
@@ -252,6 +253,8 @@ class VerticalStrategy(Strategy):
             raise PartyError(label, "has no training rows", remedy)
         if resume:
             training.resume()
+        if not training.state.step:
+            choose_label_loss(training)
         training.evaluate_fn = evaluate_fn
         result = VerticalResult.of(training.run())
         log(INFO, "Finished in %.2f s", time.time() - started)

@@ -108,6 +108,8 @@ class Objective(nn.Module, ABC):
     by_row: ClassVar[bool] = False
     # Whether it hides labels with random numbers of its own, taken from `noise`.
     hides: ClassVar[bool] = False
+    # The losses that it has for randomised labels: flower_vfl.privacy.
+    label_losses: ClassVar[tuple[str, ...]] = ("plain",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +120,8 @@ class Objective(nn.Module, ABC):
         self.rows: Tensor | None = None
         # Secret random numbers of the step, for an objective that hides labels.
         self.noise: Noise | None = None
+        # Which of `label_losses` it takes; the label party sets it.
+        self.label_loss = "plain"
 
     def configure(self, make: OptimizerFactory) -> None:
         """Create the optimizers; one over all parameters unless a subclass differs."""

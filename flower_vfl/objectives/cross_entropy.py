@@ -34,6 +34,7 @@ class CrossEntropy(TopModelObjective):
 
     takes_shares: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
+    label_losses: ClassVar[tuple[str, ...]] = ("plain", "unbiased", "forward")
 
     def __init__(self, top: nn.Module, classes: int = 2) -> None:
         super().__init__(top)

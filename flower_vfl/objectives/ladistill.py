@@ -158,6 +158,7 @@ class LADistill(CrossEntropy):
     takes_shares: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
     by_row: ClassVar[bool] = True
+    label_losses: ClassVar[tuple[str, ...]] = ("plain",)
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """Squared error of a top model, for regression."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ class MeanSquaredError(TopModelObjective):
     """
 
     task: Task = "regression"
+    label_losses: ClassVar[tuple[str, ...]] = ("plain", "forward")
 
     def __init__(self, top: nn.Module, center: float = 0.0, scale: float = 1.0) -> None:
         super().__init__(top)
@@ -43,7 +46,9 @@ class MeanSquaredError(TopModelObjective):
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
         """Return the mean squared error in units of ``scale``."""
         target = (labels - self.center) / self.scale
-        return F.mse_loss(one_column(output, self.task), target)
+        # The likelihood of labels with Laplace noise is that of the absolute error.
+        error = F.l1_loss if self.label_loss == "forward" else F.mse_loss
+        return error(one_column(output, self.task), target)
 
     def predict(self, embedding: Tensor) -> Tensor:
         """Return values in the labels' own unit."""

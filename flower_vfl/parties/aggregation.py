@@ -109,3 +109,16 @@ def try_shapes(
     finally:
         objective.train(was_training)
         joiner.train()
+
+
+def one_choice(own: str | nn.Module | None, told: str, party: str) -> str | nn.Module:
+    """Return how a label party joins embeddings; refuse two different answers."""
+    chosen = own or told or "concat"
+    if told and chosen != told:
+        name = chosen if isinstance(chosen, str) else type(chosen).__name__
+        raise PartyError(
+            party,
+            f"is set to aggregation '{name}', the strategy to '{told}'",
+            "Set it in one place only",
+        )
+    return chosen

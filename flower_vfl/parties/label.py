@@ -10,20 +10,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, PartyError, at_party
 from flower_vfl.metrics import Evaluation
 from flower_vfl.objectives import Objective, OptimizerFactory, Outcome
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
 from flower_vfl.parties.imputation.row_index import Imputation
+from flower_vfl.privacy.label_privacy import LabelPrivacy, PrivateLabels
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, tensor_digest
 from flower_vfl.records import Measurement
-from flower_vfl.rows import check_finite
+from flower_vfl.rows import received_embeddings
 from flower_vfl.transform import Defender, GradientTransform, Seen
 
-from .aggregation import LINEAR, Aggregation, try_shapes
+from .aggregation import LINEAR, Aggregation, one_choice, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
+from .digests import plain_list
 from .policies import DefenseFactory, DefensePolicy
+
+_REMEDY = "Correct its label privacy"
 
 
 class LabelParty(Party):
@@ -56,6 +60,9 @@ class LabelParty(Party):
     defense : GradientTransform | None (default: None)
         A defense of its own, applied before anything leaves, whatever the strategy
         says.
+    label_privacy : LabelPrivacy | None (default: None)
+        Randomise every label once, so that a bound holds for the whole training:
+        ``LabelPrivacy(auc=0.65)``.
     build_defense : Callable[[str], GradientTransform] | None (default: None)
         Builds the defense that the strategy names for this node, usually
         ``flower_vfl.strategies.build_defense``.
@@ -89,6 +96,7 @@ class LabelParty(Party):
         rows: int | None = None,
         trust_server: bool = False,
         defense: GradientTransform | None = None,
+        label_privacy: LabelPrivacy | None = None,
         build_defense: DefenseFactory | None = None,
     ) -> None:
         if (features is None) != (model is None):
@@ -111,7 +119,9 @@ class LabelParty(Party):
         self.defender = Defender()
         self.secret = 0  # key of all that hides labels; drawn for every run
         self._rows = rows
-        self._labels: Tensor | None = None
+        self._labels: Tensor | None = None  # those that training sees
+        self._label_privacy = label_privacy
+        self.private: PrivateLabels | None = None
         self._shapes: dict[str, Shape] = {}
         self._evaluation = Evaluation()
         calibration = imputation.calibration
@@ -135,44 +145,65 @@ class LabelParty(Party):
                 "Give one label per row of features",
             )
         if self.raw_labels is not None:
-            try:
+            remedy = f"The objective is {type(self.objective).__name__}"
+            with at_party(self.name, remedy):
                 self._labels = self.objective.encode(self.raw_labels).to(self.device)
-            except ConfigError as error:
-                remedy = f"The objective is {type(self.objective).__name__}"
-                raise PartyError(self.name, str(error), remedy) from error
         shape = self.probe_shape()
         ids, split = self.digests(key)
         task = self.objective.task
-        return PartyDescription(self.name, "label", self.rows, shape, task, ids, split)
+        told = PartyDescription(self.name, "label", self.rows, shape, task, ids, split)
+        if self._label_privacy is not None and self._labels is not None:
+            named = range(self.own_rows) if self.ids is None else plain_list(self.ids)
+            given = self._label_privacy, self.objective, self._labels, named
+            with at_party(self.name, _REMEDY):
+                self.private = PrivateLabels(*given)
+                told = self.private.describe(told)
+        return told
 
     def configure(self, config: TrainingConfig) -> None:
         """Take over the settings of a run and check that the embeddings fit."""
-        chosen = self._own_aggregation or config.aggregation or "concat"
-        if config.aggregation and chosen != config.aggregation:
-            own = chosen if isinstance(chosen, str) else type(chosen).__name__
-            raise PartyError(
-                self.name,
-                f"is set to aggregation '{own}', the strategy to "
-                f"'{config.aggregation}'",
-                "Set it in one place only",
-            )
+        chosen = one_choice(self._own_aggregation, config.aggregation, self.name)
         if isinstance(chosen, str):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
         given = config, self.name, self.objective, self.trust_server
-        self.defender, self.secret = self._policy.prepare(*given)
+        private = self.private is not None
+        self.defender, self.secret = self._policy.prepare(*given, private)
         super().configure(config)
-        training = self.configured().rows("train")
-        if self._labels is not None and len(training):
-            settings = (self.objective, config.parties, self.name)
-            self._label_imputer.fit(self._labels, training, *settings)
-            known, _ = self._label_imputer.labelled(training)
-            self.objective.prepare(self.features, self._labels, known)
+        if self.private is not None:
+            with at_party(self.name, _REMEDY):
+                self.private.check_run(config, self.defender)
+            self.choose_loss("", self.private.own_key(self.secret))
+        else:
+            self._fit_labels()
         shape = self.probe_shape()
         shapes = ({self.name: shape} if shape else {}) | dict(config.parties)
         with self.random:
             try_shapes(self._joiner, self.objective, shapes, self.name, self.device)
+
+    def _fit_labels(self) -> None:
+        """Fit all that learns from labels before the first step."""
+        training = self.configured().rows("train")
+        if self._labels is not None and len(training):
+            given = self._labels, training, self.objective, self._shapes, self.name
+            self._label_imputer.fit(*given)
+            known, _ = self._label_imputer.labelled(training)
+            self.objective.prepare(self.features, self._labels, known)
+
+    def choose_loss(self, loss: str, key: int | None = None) -> None:
+        """Draw the labels that training sees, and learn them with a loss."""
+        private = self.private
+        assert private is not None and self._label_privacy is not None
+        training, _ = self._label_imputer.labelled(self.configured().rows("train"))
+        gaps = len(training) < self.configured().size("train")
+        with at_party(self.name, _REMEDY):
+            private.draw(private.key if key is None else key, training)
+            self._labels = private.used
+            self._fit_labels()
+            private.choose(loss or self._label_privacy.loss, gaps)
+        if self.defender.monitor is not None:
+            self.defender.monitor.canaries = private.canaries
 
     def training_seed(self, config: TrainingConfig) -> int | Noise:
         """Return what dropout and the like are drawn from."""
@@ -203,7 +234,8 @@ class LabelParty(Party):
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
         self._set_training(True)
-        received = self._received(embeddings, len(rows), step)
+        known = embeddings, self._shapes, len(rows), self.device
+        received = received_embeddings(*known, step)
         parts = list(received.values())
         with self.random:
             own = []
@@ -214,7 +246,11 @@ class LabelParty(Party):
                 labels = BatchLabels(found, found)
                 self.objective.rows = rows
             else:
-                labels = self._impute(rows, step, own + parts)
+                self.objective.rows = self.imputer.local[rows]
+                made = step, own + parts, self._joiner, self.objective
+                labels = self._label_imputer.batch(rows, *made)
+            if self.private is not None:
+                labels = self.private.batch(labels, self.objective.rows)
             if self.objective.hides:
                 self.objective.noise = self._noise(step, parts)
             if self._joiner.name in LINEAR:
@@ -237,27 +273,15 @@ class LabelParty(Party):
         if not self.defender.idle:
             given, seen = (leaving, labels.classes, step, epoch), Seen(received, rows)
             leaving, measured = self.defender.defend(
-                *given, real=labels.real, seen=seen, late=late
+                *given,
+                real=labels.real,
+                seen=seen,
+                late=late,
+                last=index + 1 == len(self._batches),
+                true_labels=labels.true,
             )
         metrics = outcome.metrics
         return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
-
-    def _impute(self, rows: Tensor, step: int, parts: list[Tensor]) -> BatchLabels:
-        """Return the labels of a batch of aligned rows; some may be missing."""
-        self.objective.rows = self.imputer.local[rows]
-
-        def join() -> Tensor:
-            joined: Tensor = self._joiner([part.detach() for part in parts])
-            return joined.detach()
-
-        def expect() -> Tensor:
-            self._set_training(False)
-            with torch.no_grad():
-                expected = self.objective.expect(join())
-            self._set_training(True)
-            return expected
-
-        return self._label_imputer.batch(rows, step, expect, join)
 
     def _train_linear(
         self, own: list[Tensor], received: list[Tensor], labels: Tensor
@@ -300,29 +324,6 @@ class LabelParty(Party):
             if module is not None and module.training != training:
                 module.train(training)
 
-    def _received(
-        self, embeddings: Mapping[str, Tensor], rows: int, step: int | None
-    ) -> dict[str, Tensor]:
-        """Return the embeddings on this device, in order, or name the wrong one."""
-        remedy = "Look at that party's features, model and learning rate"
-        received = {}
-        for name, shape in self._shapes.items():
-            if name not in embeddings:
-                raise PartyError(name, "its embedding is missing", remedy, step)
-            part = embeddings[name]
-            if part.shape != (rows, *shape):
-                raise PartyError(
-                    name,
-                    f"sent an embedding of shape {tuple(part.shape)}; "
-                    f"{(rows, *shape)} was agreed on",
-                    "Its bottom model must return one row per input row, always of the "
-                    "same width",
-                    step,
-                )
-            check_finite(part, name, "its embedding", remedy, step)
-            received[name] = part.to(self.device)
-        return received
-
     def predict(
         self, split: str, index: int, embeddings: Mapping[str, Tensor]
     ) -> Tensor:
@@ -335,7 +336,8 @@ class LabelParty(Party):
     ) -> Tensor:
         """Return predictions for some rows."""
         self._set_training(False)
-        parts = self._received(embeddings, len(rows), self.step or None)
+        known = embeddings, self._shapes, len(rows), self.device
+        parts = received_embeddings(*known, self.step or None)
         with torch.no_grad(), self.random:
             embedded = list(parts.values())
             if self.model is not None:
@@ -355,8 +357,10 @@ class LabelParty(Party):
             raise PartyError(self.name, "has no labels", "Give labels to evaluate")
         own, labelled = self._label_imputer.labelled(schedule.rows(split))
         labels = self.raw_labels[own.cpu()]
-        task = self.objective.task
-        return self._evaluation.finish(parts, labels, labelled, task, self.name)
+        if self.private is not None and split == "valid":  # it decides about training
+            labels = self.private.used[own].cpu()
+        given = labels, labelled, self.objective.task, self.name
+        return self._evaluation.finish(parts, *given, rows_of=split)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
@@ -371,12 +375,16 @@ class LabelParty(Party):
             "defense": self.defender.state_dict(),
             "secret": f"{self.secret:x}",
             "scores": self._evaluation.scores,
+            **({} if self.private is None else self.private.state_dict()),
             **self.imputer.state_dict(),
             **self._label_imputer.state_dict(self.objective),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        if self.private is not None:
+            with at_party(self.name, _REMEDY):
+                self.choose_loss(*self.private.saved(state))
         if self.model is not None:
             self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])

@@ -203,12 +203,13 @@ class DefensePolicy:
         name: str,
         objective: Objective,
         trust_server: bool,
+        private: bool = False,
     ) -> tuple[Defender, int]:
         """Return the defender of a run, and the key of all that hides labels."""
         known = config.noise_seed if trust_server else ""
         key = int(known, 16) if known else draw_secret()
         found = self._defender(config, name, objective.task, trust_server, key)
-        protects = config.defended or found.transforms or objective.hides
+        protects = config.defended or found.transforms or objective.hides or private
         return found, key if protects else 0
 
     def _defender(

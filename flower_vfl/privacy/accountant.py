@@ -17,6 +17,7 @@ from flower_vfl.errors import ConfigError, require
 
 NONE, MARVELL, GAUSSIAN, LAPLACE = "none", "marvell", "gaussian", "laplace"
 RESPONSE = "randomised-response"
+SUM_KL = "sum_kl"  # metric of a step and a party: Marvell's divergence
 RUN_AUC_BOUND = "run_auc_bound"  # metric of an epoch: the bound from the first one on
 _LINES = 4000  # of a trade-off curve
 _PROVEN = (
@@ -56,8 +57,8 @@ class Guarantee:
     >>> known = Guarantee("randomised-response", epsilon=1.1, auc_bound=0.75)
     >>> Guarantee.from_text(known.to_text()) == known
     True
-    >>> print(*Guarantee("none").lines())
-    no bound for the whole training
+    >>> Guarantee("none").sentence
+    'no bound for the whole training'
     """
 
     mechanism: str
@@ -90,27 +91,27 @@ class Guarantee:
         """Return the guarantee of a result document."""
         given = {**entries, "others": tuple(map(cls.from_dict, entries["others"]))}
         found = cls(**given)
-        epsilon = 0.0 if found.epsilon is None else found.epsilon
-        if not all(map(math.isfinite, (epsilon, found.delta, found.auc_bound))):
-            raise ValueError("its numbers are not finite")
+        numbers = (found.epsilon or 0.0, found.delta, found.auc_bound)
+        texts = all(isinstance(text, str) for text in (found.mechanism, found.scope))
+        if not (texts and all(map(math.isfinite, numbers))):
+            raise ConfigError("a statement about label privacy has unknown entries")
         return found
 
-    def lines(self) -> list[str]:
-        """Return the guarantee as sentences, the other ones after it."""
-        bound, name = f"an AUC above {self.auc_bound:.3f}", self.mechanism
-        text = "no bound for the whole training"
-        if name == MARVELL and self.auc_bound < 1.0:
-            text = "no proven bound for the whole training; under Marvell's assumptions"
-            text += f" no passive party alone tells them with {bound}"
-        elif name == MARVELL:
-            text = "Marvell's bound of a step, added up over the epochs, is none"
-        elif name != NONE:
-            text = f"{name.replace('-', ' ')}, "
-            text += "" if self.epsilon is None else f"epsilon {self.epsilon:.3g}"
+    @property
+    def sentence(self) -> str:
+        """The guarantee in words, with the others after it."""
+        text, bound = "no bound for the whole training", f"{self.auc_bound:.3f}"
+        if self.mechanism == MARVELL:
+            text = "Marvell's bounds of the steps together are none"
+            if self.auc_bound < 1.0:
+                text = "under Marvell's assumptions, no passive party alone tells "
+                text += f"labels with an AUC above {bound} over all epochs"
+        elif self.mechanism != NONE:
+            text = f"{self.mechanism.replace('-', ' ')}, epsilon {self.epsilon:.3g}"
             text += f", delta {self.delta:.0e}" if self.delta else ""
             text += ": over the whole training nobody tells the label of a row from "
-            text += f"another one with {bound}"
-        return [text, *(line for each in self.others for line in each.lines())]
+            text += f"another one with an AUC above {bound}"
+        return "; ".join([text, *(each.sentence for each in self.others)])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from flower_vfl.errors import PartyError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import FINAL, DamagedError, open_store, writing
 from flower_vfl.parties.digests import keyed_digest, plain_list
+from flower_vfl.parties.label import LabelParty
 from flower_vfl.randomness import tensor_digest
 
 from .messages import Content
@@ -56,6 +57,8 @@ def restore(session: Session, content: Content, context: Context) -> Content:
         )  # torch names a weight, and shapes
         problem = f"its models do not fit its checkpoint '{tags[0]}': {first}"
         raise PartyError(party.name, problem, _REMEDY) from error
+    if isinstance(party, LabelParty) and "loss" in content.config:
+        party.choose_loss(content.text("loss"))
     if session.seals is not None:
         session.seals.restored()
     return Content(step=party.step)

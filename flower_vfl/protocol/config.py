@@ -85,7 +85,8 @@ class PartyDescription:
 
     `shape` is that of one row of its embedding. The digests are keyed: they show
     whether two parties have the same ids or the same split, and nothing else. `aligned`
-    is the digest of the alignment that it keeps.
+    is the digest of the alignment that it keeps. A label party says what its labels are
+    protected by, and among which losses for them a strategy may choose.
     """
 
     name: str
@@ -96,6 +97,8 @@ class PartyDescription:
     ids_digest: str = ""
     split_digest: str = ""
     aligned: str = ""
+    privacy: str = ""
+    losses: str = ""
 
     def to_record(self) -> dict[str, Value]:
         """Return the description as entries of a ConfigRecord."""

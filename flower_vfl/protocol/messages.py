@@ -44,7 +44,7 @@ from flower_vfl.records import Measurement, from_columns, to_columns
 
 from .config import Value
 
-VERSION = 6
+VERSION = 7
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _MEASURED = "vfl-measured"
 _KINDS: dict[str, type] = {

@@ -164,7 +164,7 @@ def test_predictions() -> None:
 
 def test_a_run_may_go_back_so_often_only() -> None:
     training = strategy().connect(grid(max_restores=2))
-    training._checkpoint("step-0")
+    training.checkpoint("step-0")
     training.restore("step-0")
     training.restore("step-0")
     with pytest.raises(PartyError, match=r"checkpoint 3 times.*max-restores"):

@@ -17,13 +17,13 @@ for the other cases, and what several passive parties change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, PartyError, check_name
 from flower_vfl.objectives import Objective
@@ -50,7 +50,11 @@ def unmixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
     Predictions may lie outside of the mixture, and clipping them would make ties. A
     hyperbola bends values below 0.001 instead: it stays above 0 and keeps the order.
     """
-    inverse = (probabilities - offset.to(probabilities)) / weight
+    return as_probabilities((probabilities - offset.to(probabilities)) / weight)
+
+
+def as_probabilities(inverse: Tensor) -> Tensor:
+    """Bend values below 0.001, by class, and divide by their sum."""
     low = _BEND**2 / (2 * _BEND - inverse.clamp_max(_BEND))
     bent = torch.where(inverse < _BEND, low, inverse)
     return bent / bent.sum(dim=1, keepdim=True)
@@ -58,15 +62,19 @@ def unmixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The effect of synthetic rows on probabilities, and when it is undone.
+    """The effect of synthetic rows and private labels, and when it is undone.
 
     With ``when="te"`` the model learns D', and predictions are converted to D. With
-    ``"tr"`` the model learns D, which the loss converts to D'.
+    ``"tr"`` the model learns D, which the loss converts to D'. Private labels put a
+    `channel` before the mixture, D' = weight·D·channel + offset, or with Gaussian noise
+    a likelihood of exp(scale·label) after it.
     """
 
     when: When
     weight: float  # c: share of rows that are real at all parties
     offset: Tensor  # what the other rows add to each class
+    channel: Tensor | None = None  # probability of each answer (column) by class
+    scale: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a mixture that cannot be undone."""
@@ -107,16 +115,32 @@ class Calibration:
     def _by_class(
         self, change: Callable[[Tensor, float, Tensor], Tensor], values: Tensor
     ) -> Tensor:
-        if values.dim() > 1:
-            return change(values, self.weight, self.offset)
-        both = torch.stack([1.0 - values, values], dim=1)
-        return change(both, self.weight, self.offset)[:, 1]
+        both = values
+        if values.dim() == 1:
+            both = torch.stack([1.0 - values, values], dim=1)
+        if self.channel is not None and change is mixed:
+            both = both @ self.channel.to(both)
+        if self.channel is None or change is mixed:
+            both = change(both, self.weight, self.offset)
+        else:
+            answers = (both - self.offset.to(both)) / self.weight
+            both = as_probabilities(answers @ torch.linalg.pinv(self.channel.to(both)))
+        return both if values.dim() > 1 else both[:, 1]
 
     def loss(self, log_probabilities: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross entropy of D', given log D."""
-        offset = self.offset.to(log_probabilities)
-        scaled = log_probabilities + math.log(self.weight)
-        mixture = torch.logaddexp(scaled, offset.log().expand_as(scaled))
+        mixture = log_probabilities
+        if self.channel is not None:
+            paths = (
+                mixture.unsqueeze(2) + self.channel.to(mixture).clamp_min(1e-30).log()
+            )
+            mixture = paths.logsumexp(dim=1)
+        if self.weight < 1.0:
+            scaled = mixture + math.log(self.weight)
+            offset = self.offset.to(scaled).log().expand_as(scaled)
+            mixture = torch.logaddexp(scaled, offset)
+        if self.scale:
+            return -(mixture + self.scale * labels).logsumexp(dim=1).mean()
         if labels.dim() == 1:
             return F.nll_loss(mixture, labels.long())
         return -(labels * mixture).sum(dim=1).mean()
@@ -129,6 +153,7 @@ class BatchLabels:
     used: Tensor  # class numbers, shares of classes, or values
     classes: Tensor
     real: Tensor | None = None  # which of them are real; None if all are
+    true: Tensor | None = None  # before they were randomised, if they were
 
 
 class LabelImputer:
@@ -242,16 +267,29 @@ class LabelImputer:
         self,
         rows: Tensor,
         step: int,
-        expect: Callable[[], Tensor],
-        join: Callable[[], Tensor],
+        parts: Sequence[Tensor],
+        joiner: nn.Module,
+        objective: Objective,
     ) -> BatchLabels:
-        """Return the labels of a training batch of aligned rows."""
+        """Return the labels of a training batch of aligned rows with embeddings."""
         numbers = self._rows.local.index_select(0, rows)
         absent = (numbers < 0).nonzero().flatten()
         labels = self._own.index_select(0, numbers.clamp_min(0))
         if not len(absent):
             return BatchLabels(labels, labels)
         stream = self._stream("step", step)
+
+        def join() -> Tensor:
+            joined: Tensor = joiner([part.detach() for part in parts])
+            return joined.detach()
+
+        def expect() -> Tensor:
+            objective.eval(), joiner.eval()
+            with torch.no_grad():
+                expected = objective.expect(join())
+            objective.train(), joiner.train()
+            return expected
+
         unlabelled = UnlabelledBatch(rows, labels, absent, expect, join, stream)
         filled = self._synthesizer.synthesize(unlabelled).to(labels.device)
         if filled.dim() == 2:

@@ -1,0 +1,374 @@
+"""Label differential privacy: labels that are randomised once, for a whole training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, check_name, require
+from flower_vfl.leakage.canaries import Canaries
+from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.parties.digests import keyed_digest
+from flower_vfl.parties.imputation.label_imputer import BatchLabels, Calibration
+from flower_vfl.randomness import Noise, derive_key
+from flower_vfl.specs import build_from_spec
+
+from .accountant import Guarantee, Release
+from .ledger import Ledger
+from .mechanisms import (
+    Gaussian,
+    Laplace,
+    Mechanism,
+    RandomizedResponse,
+    gaussian_mu,
+    laplace_epsilon,
+)
+
+if TYPE_CHECKING:
+    from flower_vfl.objectives import Objective, Task
+    from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+    from flower_vfl.transform import Defender
+
+Kind = Literal["auto", "randomised-response", "laplace", "gaussian"]
+Loss = Literal["auto", "plain", "unbiased", "forward"]
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+DEFAULT_LOSS: Loss = "forward"  # where no validation rows can choose
+
+
+@dataclass(frozen=True)
+class LabelPrivacy:
+    """How labels are randomised, once and before training, and what is promised.
+
+    Over the whole training, for all parties together, for the server and for the
+    trained model: two worlds that differ in one training label are told apart with at
+    most this AUC, or change the odds of that label by at most a factor e^ε. See
+    docs/guarantees.md.
+
+    Parameters
+    ----------
+    auc : float | None (default: None)
+        The AUC that is promised, between 0.5 and 1. Give this or `epsilon`.
+    epsilon : float | None (default: None)
+        ε of label differential privacy.
+    mechanism : {"auto", "randomised-response", "laplace", "gaussian"}
+        ``"auto"`` takes randomised response for classes and Laplace for a regression.
+    loss : {"auto", "plain", "unbiased", "forward"} (default: "auto")
+        What is made of randomised labels: ``"plain"`` learns them as they are,
+        ``"unbiased"`` corrects them by the inverse of the mechanism, ``"forward"``
+        maximises their likelihood through the mechanism; for a regression that is the
+        absolute error. ``"auto"`` trains with each and keeps the best by randomised
+        validation labels; without validation rows it takes ``"forward"``.
+    delta : float (default: 1e-5)
+        δ for which the ε of Gaussian noise is meant.
+    prior : tuple[float, ...] (default: ())
+        Publicly known shares of the classes: unlikely ones may then never be answered.
+    low, high : float | None (default: None)
+        Range of the labels of a regression, publicly known; values are clipped to it.
+    key : int | None (default: None)
+        The secret that draws are made from, of up to 256 bits. None draws one for every
+        run; a run that is resumed keeps it. Trainings with the same key reveal no more
+        than one of them.
+    ledger : str (default: "")
+        A file of the label party that keeps the key, and what trainings have revealed
+        so far: those with other draws add up.
+    budget : str (default: "")
+        ``"auc=0.7"`` or ``"epsilon=1"``: refuse a run that cannot promise it, together
+        with earlier ones in the ledger. May stand without `auc` and `epsilon`.
+    canaries : int (default: 0)
+        Training rows whose label is one of two at random, to measure how well these
+        are told apart; an audit, which makes the model a little worse.
+
+    Examples
+    --------
+    >>> from flower_vfl import LabelPrivacy
+    >>> privacy = LabelPrivacy(auc=0.65)
+    >>> round(privacy.mechanism_for("binary", 2).epsilon, 2)
+    0.62
+    >>> LabelPrivacy.from_text("epsilon=1,loss=plain").loss
+    'plain'
+    """
+
+    auc: float | None = None
+    epsilon: float | None = None
+    mechanism: Kind = "auto"
+    loss: Loss = "auto"
+    delta: float = 1e-5
+    prior: tuple[float, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    key: int | None = None
+    ledger: str = ""
+    budget: str = ""
+    canaries: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        limits = [each for each in (self.auc, self.epsilon) if each is not None]
+        if len(limits) > 1 or not (limits or self.budget or self.canaries):
+            raise ConfigError("label privacy takes either auc=0.65 or epsilon=1")
+        if self.budget:
+            self.budget_limit()
+        check_name("mechanism", self.mechanism, get_args(Kind))
+        check_name("loss of private labels", self.loss, LOSSES)
+        if self.auc is not None:
+            require(0.5 < self.auc < 1.0, "auc", "between 0.5 and 1", self.auc)
+        if self.epsilon is not None:
+            require(self.epsilon > 0.0, "epsilon", "above 0", self.epsilon)
+        require(0.0 < self.delta < 0.1, "delta", "between 0 and 0.1", self.delta)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return the settings of a config string, e.g. ``"auc=0.65,loss=plain"``."""
+        kind = "setting"
+        return build_from_spec(kind, f"label-dp:{text}", {"label-dp": cls})
+
+    def budget_limit(self) -> tuple[str, float]:
+        """Return what the budget limits, and to how much."""
+        name, _, value = self.budget.partition("=")
+        check_name("kind of label budget", name.strip(), ("auc", "epsilon"))
+        try:
+            return name.strip(), float(value)
+        except ValueError:
+            raise ConfigError(f"'{self.budget}' is no label budget: auc=0.7") from None
+
+    def mechanism_for(self, task: Task, classes: int) -> Mechanism | None:
+        """Return the mechanism for a kind of labels; None if none is asked for."""
+        if self.auc is None and self.epsilon is None:
+            return None
+        kind = self.mechanism
+        regression = task == "regression"
+        if kind == "auto":
+            kind = "laplace" if regression else "randomised-response"
+        if regression != (kind == "laplace") and kind != "gaussian":
+            raise ConfigError(f"the mechanism '{kind}' is not for a {task} task")
+        low, high = 0.0, 1.0
+        if regression:
+            if self.low is None or self.high is None or not self.low < self.high:
+                raise ConfigError(
+                    "labels of a regression need a publicly known range, low=... and "
+                    "high=..., for label privacy; from the labels it would tell them"
+                )
+            low, high = self.low, self.high
+        if kind == "gaussian":
+            mu = gaussian_mu(self.auc, self.epsilon, self.delta)
+            return Gaussian(mu, self.delta, 0 if regression else classes, low, high)
+        if kind == "laplace":
+            return Laplace(self.epsilon or laplace_epsilon(self.auc or 0.0), low, high)
+        epsilon = self.epsilon
+        if epsilon is None:
+            epsilon = float(torch.logit(torch.tensor(self.auc, dtype=torch.float64)))
+        return RandomizedResponse(epsilon, classes, self.prior)
+
+
+class PrivateLabels:
+    """The label party's labels: the true ones, and what training sees instead."""
+
+    def __init__(
+        self,
+        privacy: LabelPrivacy,
+        objective: Objective,
+        labels: Tensor,
+        ids: Iterable[object],
+    ) -> None:
+        self.privacy, self.true = privacy, labels
+        self.used = labels  # class numbers, or values
+        self.soft: Tensor | None = None  # what the loss takes instead, if anything
+        self.canaries: Canaries | None = None
+        self.loss: Loss = "plain"
+        self.key = 0
+        self._objective, self._ids = objective, list(ids)
+        self._noisy = labels
+        self._known = labels  # those of canaries included, for the meter
+        classes = int(getattr(objective, "classes", 2))
+        self.mechanism = privacy.mechanism_for(objective.task, classes)
+        self._ledger = Ledger(privacy.ledger) if privacy.ledger else None
+
+    def guarantee(self, note: bool = False) -> Guarantee:
+        """Return what is promised, with `note` also in the ledger."""
+        mechanism = self.mechanism
+        if mechanism is None:
+            return Guarantee("none")
+        release = Release(
+            mechanism.name,
+            None if mechanism.mu else mechanism.epsilon,
+            mechanism.mu,
+            delta=mechanism.delta,
+            draws=mechanism.text,
+        )
+        if self._ledger is None:
+            return Guarantee.of([release])
+        values = [*self._ids, *self.true.tolist()]
+        digest = keyed_digest(values, derive_key(self._ledger.key, "digest"))
+        return self._ledger.register(release, digest, note)
+
+    def describe(self, party: PartyDescription) -> PartyDescription:
+        """Return a label party's description with what its labels are protected by."""
+        losses = ",".join(self.losses) if self.privacy.loss == "auto" else ""
+        return replace(party, privacy=self.guarantee().to_text(), losses=losses)
+
+    def check_run(self, config: TrainingConfig, defender: Defender) -> None:
+        """Refuse a run that would act on true labels, or that breaks the budget."""
+        leakage = Leakage.from_text(config.leakage) if config.leakage else None
+        if self.mechanism is not None and leakage is not None:
+            if leakage.limit is not None:
+                raise ConfigError(
+                    "a leak limit looks at true labels, and what it does would tell "
+                    "about them; label privacy has a bound of its own, so leave it out"
+                )
+            if leakage.shows_labels:
+                raise ConfigError(
+                    "layers, and membership with labels, show true labels to the "
+                    "passive parties; measure them without label privacy"
+                )
+        if config.defended == "strategy" and leakage is not None:
+            raise ConfigError(
+                "a defense at the strategy is measured there, where only randomised "
+                "labels are known; have this node apply it: Defense(..., "
+                'at="label") at the strategy (defense-at="label" in the run config)'
+            )
+        if self.privacy.budget:
+            bounds = (getattr(each, "run_auc", None) for each in defender.transforms)
+            self._check_budget(min((b for b in bounds if b is not None), default=None))
+        self.guarantee(note=True)
+
+    def _check_budget(self, promised: float | None) -> None:
+        """Refuse a run whose labels, or whose defense, cannot promise the budget."""
+        kind, most = self.privacy.budget_limit()
+        found = self.guarantee()
+        value = found.auc_bound if kind == "auc" else found.epsilon
+        if promised is not None and kind == "auc":
+            value = min(promised, value or 1.0)
+        if value is None or value > most + 1e-9:
+            bound = f"{kind} {value:.3g}" if found.epsilon is not None else "no bound"
+            would = f"label-dp with {kind}={most:g} (label-dp in the settings)"
+            if kind == "auc":
+                would += f", or marvell:auc={most:g},over=run,epochs=... at this node"
+            raise ConfigError(
+                f"the budget of its labels is {kind} {most:g} for everything that was "
+                f"trained on them, and this run has {bound}; use {would}"
+            )
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The losses that fit the mechanism and the objective."""
+        mechanism, known = self.mechanism, self._objective.label_losses
+        fitting: list[Loss] = ["plain"]
+        response = isinstance(mechanism, RandomizedResponse) and mechanism.invertible
+        if response and "unbiased" in known:
+            fitting.append("unbiased")
+        normal = isinstance(mechanism, Gaussian) and not mechanism.classes
+        if mechanism is not None and "forward" in known and not normal:
+            fitting.append("forward")
+        return fitting
+
+    def own_key(self, secret: int) -> int:
+        """Return the key of the draws: a given one, the ledger's, or the run's."""
+        if self._ledger is not None:
+            return self._ledger.key
+        return secret if self.privacy.key is None else self.privacy.key
+
+    def draw(self, key: int, training: Tensor) -> None:
+        """Randomise all labels; canaries are among the training rows."""
+        start, self.key = self.true.clone(), key
+        if self.privacy.canaries:
+            self.canaries = self._choose_canaries(key, training)
+            pair = self._two_labels()
+            start[self.canaries.rows] = pair[self.canaries.sides]
+        self.used = self._noisy = self._known = start
+        if self.mechanism is None:
+            return
+        noisy = self.mechanism.randomise(start, self._ids, key).to(start.device)
+        self._noisy = noisy.float() if noisy.is_floating_point() else noisy
+        if noisy.dim() == 2:
+            self.used = noisy.argmax(dim=1).to(start.dtype)
+        elif self._objective.task == "binary":
+            self.used = (noisy > 0.5).to(start.dtype)
+        else:
+            self.used = noisy.to(start.dtype)
+
+    def _two_labels(self) -> Tensor:
+        """Return the two labels of canaries: the ends, or the most frequent classes."""
+        if self._objective.task != "regression":
+            counts = torch.bincount(self.true.long(), minlength=2)
+            return counts.topk(2).indices.sort().values.to(self.true)
+        ends = self.true.aminmax()
+        low = ends.min if self.privacy.low is None else self.privacy.low
+        high = ends.max if self.privacy.high is None else self.privacy.high
+        return torch.tensor([float(low), float(high)]).to(self.true)
+
+    def _choose_canaries(self, key: int, training: Tensor) -> Canaries:
+        count = self.privacy.canaries
+        allowed = f"at most half of the {len(training)} training rows"
+        require(count <= len(training) // 2, "canaries", allowed, count)
+        stream = Noise(key, "canaries")
+        chosen = training[stream.permutation(len(training))[:count].to(training.device)]
+        sides = (stream.uniform((count,), torch.float64) < 0.5).long()
+        return Canaries(chosen, sides.to(training.device))
+
+    def batch(self, labels: BatchLabels, rows: Tensor | None) -> BatchLabels:
+        """Return the labels of a batch as the loss, transforms and meter take them."""
+        assert rows is not None  # numbers of own rows, -1 where it holds none
+        rows = rows.clamp_min(0)
+        used = labels.used if self.soft is None else self.soft[rows]
+        return replace(labels, used=used, true=self._known[rows])
+
+    def state_dict(self) -> dict[str, str]:
+        """Return what a resumed run must draw and learn with."""
+        drawn = "" if self.mechanism is None else self.mechanism.text
+        return {"label_key": f"{self.key:x}", "label_draws": drawn, "loss": self.loss}
+
+    def saved(self, state: Mapping[str, Any]) -> tuple[str, int]:
+        """Return loss and key of a saved state; refuse one with other draws."""
+        key, own = int(state["label_key"], 16), self.state_dict()["label_draws"]
+        if state["label_draws"] != own or self.own_key(key) != key:
+            raise ConfigError(
+                "the run that is resumed had other draws of its labels: another key or "
+                "another mechanism"
+            )
+        return str(state["loss"]), key
+
+    def choose(self, loss: str, gaps: bool) -> None:
+        """Set the loss; `gaps` says whether some rows have a synthetic label."""
+        objective, mechanism = self._objective, self.mechanism
+        if gaps and isinstance(mechanism, Gaussian) and mechanism.classes:
+            raise ConfigError(
+                "Gaussian noise would tell which labels are synthetic; use the "
+                "mechanism 'randomised-response'"
+            )
+        fitting = [each for each in self.losses if not gaps or each != "unbiased"]
+        known = objective.calibration
+        if known is not None:  # it says already whether the loss or the prediction
+            fitting = ["forward" if known.when == "tr" else "plain"]
+        if loss == "auto":
+            loss = DEFAULT_LOSS if DEFAULT_LOSS in fitting else fitting[0]
+        if loss not in fitting:
+            raise ConfigError(
+                f"the loss '{loss}' of private labels does not fit here; use "
+                f"{', '.join(fitting)}"
+            )
+        self.loss, self.soft = loss, None
+        objective.label_loss = loss
+        if isinstance(mechanism, Gaussian) and objective.takes_shares:
+            self.soft = self._noisy
+        elif isinstance(mechanism, RandomizedResponse) and loss == "unbiased":
+            inverse = torch.linalg.inv(mechanism.channel).to(self._noisy.device)
+            soft = inverse[self._noisy.long()].float()
+            self.soft = soft if mechanism.classes > 2 else soft[:, 1]
+        if objective.calibrates and mechanism is not None:
+            objective.calibration = self._calibration(known)
+
+    def _calibration(self, known: Calibration | None) -> Calibration | None:
+        """Return what turns predictions into those of true labels, if it is needed."""
+        mechanism, forward = self.mechanism, self.loss == "forward"
+        none = torch.zeros(int(getattr(self._objective, "classes", 2)))
+        known = known or Calibration("tr" if forward else "te", 1.0, none)
+        if isinstance(mechanism, RandomizedResponse) and self.loss != "unbiased":
+            return replace(known, channel=mechanism.channel)
+        if isinstance(mechanism, Gaussian) and forward:
+            distance = 2.0 if mechanism.classes == 2 else 1.0
+            return replace(known, scale=1.0 / (distance * mechanism.sigma**2))
+        return known if known.weight < 1.0 else None

@@ -1,0 +1,67 @@
+"""Which loss learns randomised labels best: tried before a run, on validation rows."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from logging import INFO
+
+from flwr.supercore import log
+
+from flower_vfl.errors import PartyError
+from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.parties.checkpoints import step_tag
+
+from .checkpoints import Checkpoints
+from .training import Training
+
+
+def choose_label_loss(training: Training) -> None:
+    """Train with every loss that the label party offers, and begin with the best.
+
+    Validation labels are randomised too, so that the choice reveals nothing more. All
+    trainings begin with the same weights and use the same draws.
+    """
+    label = training.participants.label
+    losses = [loss for loss in label.losses.split(",") if loss]
+    if len(losses) < 2:
+        return
+    if not training.participants.sizes["valid"]:
+        log(INFO, "no validation rows: the label party keeps its own loss")
+        return
+    training.checkpoint(step_tag(0))
+    found = {}
+    for loss in losses:
+        training.restore(step_tag(0), loss)
+        found[loss] = _try(training)
+        log(INFO, "private labels with the loss '%s': %.4f", loss, found[loss])
+    best = max(found, key=lambda loss: found[loss])
+    training.restore(step_tag(0), best)
+    training.state.label_losses = found
+
+
+def _try(training: Training) -> float:
+    """Train once, and return the metric of the validation rows."""
+    strategy = copy(training.strategy)
+    strategy.checkpoints, strategy.trackers = Checkpoints(), []
+    strategy.leakage, strategy.progress = None, False
+    stopping, label = strategy.early_stopping, training.participants.label
+    if stopping is None:
+        strategy.evaluate_every = training.epochs  # the last epoch counts
+    else:
+        strategy.early_stopping = replace(stopping, restore_best=False)
+    given = strategy, training.messenger, training.participants, training.epochs
+    state = Training(*given).run()
+    metric = (stopping.metric if stopping else None) or MAIN_METRIC[label.task]
+    values = [
+        each["valid"][metric] for each in state.evaluate.values() if each["valid"]
+    ]
+    if not values:
+        raise PartyError(
+            label.name,
+            "is to choose a loss for its private labels by validation rows, and tells "
+            "nothing about them",
+            "Name a loss there: label-dp with loss=forward, or report its metrics",
+        )
+    worse_first = sorted(values, reverse=metric == "loss") if stopping else values
+    return worse_first[-1]
