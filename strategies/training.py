@@ -390,6 +390,9 @@ class Training:
             self._tell_passive(Verb.BACKWARD)
             self.restore(self.state.best_tag)
             self.state = ended
+        if self.strategy.leakage is not None and self.strategy.leakage.stale:
+            found = {"train": self.evaluate("train")}  # what the model itself tells
+            self.state.evaluate.setdefault(max(self.state.train), {}).update(found)
         if self.strategy.checkpoints.keep_final:
             self.checkpoint(FINAL)
         elif self._gradient_step:
