@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from sklearn.metrics import (
     accuracy_score,
     f1_score,
@@ -149,6 +150,39 @@ def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     }
 
 
+def unbiased_metrics(
+    predictions: Floats, shares: Floats, task: str
+) -> dict[str, float]:
+    """Return metrics whose mean over the noise of `shares` is that of true labels.
+
+    Shares are labels of classes corrected for noise: their mean is the label, they may
+    be below 0 or above 1. All sums over them are linear; only the AUC is divided by an
+    estimate, of the variance of the labels.
+
+    Examples
+    --------
+    >>> shares = np.array([-0.5, 1.5, 1.5, -0.5])
+    >>> found = unbiased_metrics(np.array([0.1, 0.6, 0.8, 0.3]), shares, "binary")
+    >>> round(found["accuracy"], 2)
+    1.5
+    """
+    if task == "binary":
+        predictions = np.stack([1.0 - predictions, predictions], axis=1)
+        shares = np.stack([1.0 - shares, shares], axis=1)
+    logs = np.log(predictions.clip(1e-12))
+    chosen = predictions.argmax(axis=1)[:, None]
+    result = {
+        "accuracy": float(np.take_along_axis(shares, chosen, axis=1).mean()),
+        "loss": float(-(shares * logs).sum(axis=1).mean()),
+    }
+    rate = shares[:, 1].mean()
+    if task == "binary" and 0.0 < rate < 1.0:
+        ranks = rankdata(predictions[:, 1]) / len(predictions)
+        covariance = np.mean((ranks - ranks.mean()) * shares[:, 1])
+        result["auc"] = float(0.5 + covariance / (rate * (1.0 - rate)))
+    return result
+
+
 METRICS: dict[str, Callable[[Floats, Floats], dict[str, float]]] = {
     "binary": binary_metrics,
     "multiclass": multiclass_metrics,
@@ -176,8 +210,12 @@ class Evaluation:
         task: str,
         name: str,
         rows_of: str = "",
+        shares: Tensor | None = None,
     ) -> dict[str, float]:
-        """Return the metrics of all parts, over the rows that have a label."""
+        """Return the metrics of all parts, over the rows that have a label.
+
+        With `shares` of classes, these stand for labels that are not to be used.
+        """
         if len(self.scores) != parts:
             raise PartyError(
                 name,
@@ -189,6 +227,9 @@ class Evaluation:
             scores = scores[labelled]
         if not len(scores):  # none of the split's rows has a label
             return {}
+        if shares is not None:
+            noisy = scores.double().numpy(), shares.double().cpu().numpy()
+            return unbiased_metrics(*noisy, task)
         both = scores.double().numpy(), labels.double().numpy()
         found = METRICS[task](*both)
         if rows_of == "train":  # beside what attacks find about the same rows

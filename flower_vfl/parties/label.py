@@ -356,11 +356,11 @@ class LabelParty(Party):
         if self.raw_labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to evaluate")
         own, labelled = self._label_imputer.labelled(schedule.rows(split))
-        labels = self.raw_labels[own.cpu()]
+        labels, shares = self.raw_labels[own.cpu()], None
         if self.private is not None and split == "valid":  # it decides about training
-            labels = self.private.used[own].cpu()
-        given = labels, labelled, self.objective.task, self.name
-        return self._evaluation.finish(parts, *given, rows_of=split)
+            labels, shares = self.private.validation(own)
+        given = labels, labelled, self.objective.task, self.name, split, shares
+        return self._evaluation.finish(parts, *given)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""

@@ -354,12 +354,26 @@ class PrivateLabels:
         objective.label_loss = loss
         if isinstance(mechanism, Gaussian) and objective.takes_shares:
             self.soft = self._noisy
-        elif isinstance(mechanism, RandomizedResponse) and loss == "unbiased":
-            inverse = torch.linalg.inv(mechanism.channel).to(self._noisy.device)
-            soft = inverse[self._noisy.long()].float()
-            self.soft = soft if mechanism.classes > 2 else soft[:, 1]
+        elif loss == "unbiased":
+            self.soft = self._shares()
         if objective.calibrates and mechanism is not None:
             objective.calibration = self._calibration(known)
+
+    def _shares(self) -> Tensor | None:
+        """Return class shares whose mean over the noise is the label, if there are."""
+        mechanism = self.mechanism
+        if isinstance(mechanism, Gaussian) and mechanism.classes:
+            return self._noisy
+        if not isinstance(mechanism, RandomizedResponse) or not mechanism.invertible:
+            return None
+        inverse = torch.linalg.inv(mechanism.channel).to(self._noisy.device)
+        soft = inverse[self._noisy.long()].float()
+        return soft if mechanism.classes > 2 else soft[:, 1]
+
+    def validation(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the labels that choices are made by, and their class shares."""
+        shares = self._shares()
+        return self.used[rows].cpu(), None if shares is None else shares[rows]
 
     def _calibration(self, known: Calibration | None) -> Calibration | None:
         """Return what turns predictions into those of true labels, if it is needed."""
