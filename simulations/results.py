@@ -20,6 +20,7 @@ from .config import RunConfig
 FORMAT = 2
 RESULT_FILE = "result.json"
 PARTIES_FOLDER = "parties"
+PRIVACY = "label_privacy"
 RUN = "run"  # column that tells the runs of a study apart
 COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
 COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
@@ -52,6 +53,7 @@ def result_document(
             **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
         },
         "stopped": result.stopped,
+        PRIVACY: result.label_privacy,
         "seconds": {
             "total": seconds,
             "training": spent.get("seconds", 0.0),

@@ -87,8 +87,10 @@ class Guarantee:
             raise ConfigError(f"not a statement about label privacy: {error}") from None
 
     @classmethod
-    def from_dict(cls, entries: Mapping[str, Any]) -> Guarantee:
-        """Return the guarantee of a result document."""
+    def from_dict(cls, entries: Mapping[str, Any] | None) -> Guarantee:
+        """Return the guarantee of a result document; an old one has none."""
+        if entries is None:
+            return cls(NONE)
         given = {**entries, "others": tuple(map(cls.from_dict, entries["others"]))}
         found = cls(**given)
         numbers = (found.epsilon or 0.0, found.delta, found.auc_bound)

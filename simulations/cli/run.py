@@ -14,9 +14,10 @@ from rich.table import Table
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.monitor import MEMBERSHIP
+from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.results import PARTIES_FOLDER, RUN, table
+from flower_vfl.simulations.results import PARTIES_FOLDER, PRIVACY, RUN, table
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.run_metrics import leaks, utilities
 from flower_vfl.specs import parse_spec
@@ -110,6 +111,8 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(_leakage(means.reset_index().assign(random=False), "value"))
     for line in _defense_lines(records):
         console.print(line)
+    promised = Guarantee.from_dict(document[PRIVACY])
+    console.print(f"Labels: {promised.sentence}")
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
         console.print(_completion(document["completion"]))

@@ -16,8 +16,9 @@ import pandas as pd
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.meter import FLIPPED, LEAK
+from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
-from flower_vfl.simulations.results import RUN, load_result, tables
+from flower_vfl.simulations.results import PRIVACY, RUN, load_result, tables
 from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study
 
@@ -192,6 +193,7 @@ def _tables(
             "family": _family(str(labels[key].get(DEFENSE, _method(config)))),
             "data": _data(config, list(configs.values())),
             "workers": int(documents[key].get("workers", 1)),
+            "promised": Guarantee.from_dict(documents[key].get(PRIVACY)),
         }
         for key, config in configs.items()
     }

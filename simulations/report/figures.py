@@ -16,6 +16,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from flower_vfl.leakage.attacks import adaptive_calibration_error
+from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations import capture as kept
 from flower_vfl.simulations.capture import Arrays
 from flower_vfl.simulations.printing import metric_name
@@ -132,6 +133,17 @@ def utility_figures(report: Report) -> list[Figure]:
     x, y = _counted("epoch", frame), Axis(name)
     chart = line_chart(frame, report.look, "Utility over the epochs", x, y)
     return [Figure("utility", chart, f"{name}, mean over seeds")]
+
+
+def privacy_figures(report: Report) -> list[Figure]:
+    """Return the bound for the training so far, over the epochs."""
+    rows = report.records[report.records["metric"] == RUN_AUC_BOUND]
+    if rows.empty:
+        return []
+    frame = binned(rows, "epoch")
+    x, y = _counted("epoch", frame), Axis("AUC bound", (0.49, 1.01))
+    chart = line_chart(frame, report.look, "Bound over the epochs", x, y)
+    return [Figure("privacy", chart, "AUC bound from the first epoch on")]
 
 
 def varied_figures(report: Report) -> list[Figure]:

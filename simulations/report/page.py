@@ -23,12 +23,20 @@ from .figures import (
     embedding_figures,
     gradient_figures,
     leak_figures,
+    privacy_figures,
     setting_points,
     tradeoff_figures,
     utility_figures,
     varied_figures,
 )
-from .tables import Table, area_table, paper_table, settings_tables, summary_table
+from .tables import (
+    Table,
+    area_table,
+    paper_table,
+    privacy_table,
+    settings_tables,
+    summary_table,
+)
 
 Section = tuple[list[Figure], list[Table]]
 
@@ -60,6 +68,7 @@ def contents(report: Report) -> dict[str, Section]:
         found["varied"] = varied_figures(report), []
     return found | {
         "leak": (leak_figures(report), []),
+        "privacy": (privacy_figures(report), [privacy_table(report)]),
         "utility": (utility_figures(report), []),
         "gradients": (gradient_figures(report), []),
         "embeddings": (embedding_figures(report), []),

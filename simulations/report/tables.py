@@ -100,6 +100,18 @@ def calibration_table(found: Mapping[str, tuple[float, int]]) -> Table:
     return Table("Adaptive calibration error", heads, rows, [[n] for n in found])
 
 
+def privacy_table(report: Report) -> Table:
+    """Return what each setting promises about labels over the whole training."""
+    rows: list[list[Cell]] = []
+    for setting, promised in report.settings["promised"].items():
+        scopes = [each.scope for each in (promised, *promised.others) if each.scope]
+        texts = [str(setting), promised.sentence, "; ".join(scopes)]
+        rows.append([(text, None) for text in texts])
+    heads = ["defense", "promise", "holds"]
+    settings = [[str(name)] for name in report.settings.index]
+    return Table("What is promised about a label", heads, rows, settings)
+
+
 def paper_table(study: Study) -> Table:
     """Return the figures of the paper that a study repeats, beside ours."""
     columns = [str(column) for column in study.extra.get("columns", ())]

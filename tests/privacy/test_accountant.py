@@ -203,18 +203,17 @@ def test_what_a_run_states() -> None:
 
 def test_the_sentences() -> None:
     private = Guarantee.of([response(math.log(0.65 / 0.35))])
-    [line] = private.lines()
+    line = private.sentence
     assert line.startswith("randomised response, epsilon 0.619: over the whole")
     assert line.endswith("an AUC above 0.650")
     normal = Guarantee.of([Release("gaussian", mu=1.0, delta=1e-5)])
-    assert "epsilon 4.38, delta 1e-05:" in normal.lines()[0]
-    marvell = guarantee_of_run(Guarantee("none"), {"a": 1.0})
-    assert "no proven bound" in marvell.lines()[0]
-    assert "0.875" in marvell.lines()[0]
-    assert len(guarantee_of_run(private, {"a": 1.0}).lines()) == 2
-    spent = guarantee_of_run(Guarantee("none"), {"a": 5.0}).lines()
-    assert spent[0] == "no bound for the whole training"
-    assert "0.875" not in spent[1]
+    assert "epsilon 4.38, delta 1e-05:" in normal.sentence
+    marvell = guarantee_of_run(Guarantee("none"), {"a": 1.0}).sentence
+    assert marvell.startswith("under Marvell's assumptions, no passive party alone")
+    assert "0.875" in marvell
+    assert guarantee_of_run(private, {"a": 1.0}).sentence == f"{line}; {marvell}"
+    spent = guarantee_of_run(Guarantee("none"), {"a": 5.0}).sentence
+    assert spent.startswith("no bound for the whole training; Marvell's bounds")
 
 
 def test_a_statement_travels_as_text() -> None:
@@ -230,6 +229,8 @@ def test_a_statement_travels_as_text() -> None:
         {"auc_bound": "0.5"},
         {"auc_bound": math.nan},
         {"epsilon": math.inf},
+        {"mechanism": 1},
+        {"scope": None},
         {"others": [1]},
         {"others": None},
     ],

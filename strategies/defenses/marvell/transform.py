@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError, check_name, require
-from flower_vfl.privacy import composed_auc
+from flower_vfl.privacy.accountant import SUM_KL, composed_auc
 from flower_vfl.randomness import Noise
 from flower_vfl.rows import AdjustableTransform
 from flower_vfl.transform import AUC_BOUND, Batch
@@ -230,7 +230,7 @@ class Marvell(AdjustableTransform):
         noise, sum_kl, needed = solve(values, statistics, scale)
         batch.metrics[AUC_BOUND] = composed_auc([sum_kl])
         if math.isfinite(sum_kl):
-            batch.metrics["sum_kl"] = sum_kl
+            batch.metrics[SUM_KL] = sum_kl
         if self.auc is not None and math.isfinite(needed):
             batch.metrics["marvell_s"] = needed
         return noise

@@ -55,8 +55,8 @@ def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> Non
     _, page = read(path)
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
     assert sections == [
-        *("summary", "tradeoff", "leak", "utility", "gradients", "embeddings"),
-        *("calibration", "cost", "settings"),
+        *("summary", "tradeoff", "leak", "privacy", "utility", "gradients"),
+        *("embeddings", "calibration", "cost", "settings"),
     ]
     assert not any("missing" in (a.get("class") or "") for _, a in page.elements)
     charts = [a for tag, a in page.elements if tag == "figure"]
