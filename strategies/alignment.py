@@ -10,20 +10,8 @@ from logging import INFO
 
 from flwr.supercore import log
 
-from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS
-from flower_vfl.alignment.messages import (
-    REMEDY,
-    EncryptedChunk,
-    HandshakeConfig,
-    Key,
-    Stage,
-    pack_chunks,
-    pack_handshake,
-    pack_hellos,
-    read_list,
-    unpack_chunks,
-    unpack_hellos,
-)
+from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, messages
+from flower_vfl.alignment.messages import EncryptedChunk, HandshakeConfig, Key, Stage
 from flower_vfl.errors import ConfigError, PartyError, PartyRestartedError, unknown_name
 from flower_vfl.protocol.config import PartyDescription, Value
 from flower_vfl.protocol.messages import Content, Verb
@@ -116,7 +104,7 @@ class Relay:
                 raise PartyError(
                     sender,
                     f"has sent a chunk from '{header.sender}' to '{header.receiver}'",
-                    REMEDY,
+                    messages.REMEDY,
                 )
             self._queues[header.receiver].append(chunk)
             if header.phase == "union":
@@ -180,7 +168,7 @@ class Aligner:
         for name, reply in replies.items():
             if _outcome(reply) != (digest, sizes):
                 problem = f"its outcome of the alignment is not that of '{ring[0]}'"
-                raise PartyError(name, problem, REMEDY)
+                raise PartyError(name, problem, messages.REMEDY)
         *counts, aligned = sizes
         listed = ", ".join(f"{n} {c}" for n, c in zip(ring, counts, strict=True))
         seconds = time.monotonic() - started
@@ -193,18 +181,20 @@ class Aligner:
     def _exchange(self) -> dict[str, Content]:
         """Relay the chunks of all lists and return the parties' final replies."""
         ring, limit = self._handshake.ring, self._alignment.relay_bytes
-        config = pack_handshake(self._handshake)
+        config = messages.pack_handshake(self._handshake)
         begun = self._ask(Stage.BEGIN, dict.fromkeys(ring, config), "keys")
-        hellos = [hello for reply in begun.values() for hello in unpack_hellos(reply)]
+        hellos = [
+            hello for reply in begun.values() for hello in messages.unpack_hellos(reply)
+        ]
         counts = [reply.number(Key.IDS) for reply in begun.values()]
         relay = Relay(ring, limit)
         with AlignmentProgress(counts, self._handshake.method, self._progress) as bar:
-            keys = {**pack_hellos(hellos), Key.LIMIT: limit}
+            keys = {**messages.pack_hellos(hellos), Key.LIMIT: limit}
             replies = self._ask(Stage.KEYS, dict.fromkeys(ring, keys), "own lists")
             while True:
                 for name, reply in replies.items():
                     more = bool(reply.config.get(Key.MORE, False))
-                    relay.collect(name, unpack_chunks(reply), more)
+                    relay.collect(name, messages.unpack_chunks(reply), more)
                     bar.done(name, reply.number(Key.EXPONENTIATIONS), relay.merged)
                 due = relay.due()
                 if not due:
@@ -220,7 +210,7 @@ class Aligner:
         phases = sorted({c.header.phase for chunks in due.values() for c in chunks})
         limit = self._alignment.relay_bytes
         contents: dict[str, dict[str, Value]] = {
-            name: {**pack_chunks(chunks), Key.LIMIT: limit}
+            name: {**messages.pack_chunks(chunks), Key.LIMIT: limit}
             for name, chunks in due.items()
         }
         phase = f"{' and '.join(phases)} lists" if phases else "own lists"
@@ -230,7 +220,7 @@ class Aligner:
         self, parties: Sequence[PartyDescription], digest: str
     ) -> dict[str, PartyDescription]:
         """Have all parties use the aligned rows from now on."""
-        config = pack_handshake(self._handshake)
+        config = messages.pack_handshake(self._handshake)
         config |= {Key.ALIGNED: digest, Key.DIGEST_KEY: self._key}
         asked = dict.fromkeys(self._handshake.ring, config)
         replies = self._ask(Stage.APPLY, asked, "end")
@@ -259,7 +249,7 @@ class Aligner:
         except PartyError as error:
             problem, remedy = f"{error.problem}, {where}", error.remedy
             if isinstance(error, NoReplyError | PartyRestartedError):
-                remedy = f"Look at that node's log. {REMEDY}"
+                remedy = f"Look at that node's log. {messages.REMEDY}"
             raise PartyError(error.party, problem, remedy) from None
 
     def _drop(self) -> None:
@@ -272,7 +262,7 @@ class Aligner:
 
 def _outcome(reply: Content) -> tuple[str, list[int]]:
     """Return what must be equal at all parties: the digest and the sizes."""
-    return reply.text(Key.ALIGNED), read_list(reply, Key.SIZES, int)
+    return reply.text(Key.ALIGNED), messages.read_list(reply, Key.SIZES, int)
 
 
 def common_digest(descriptions: Sequence[PartyDescription]) -> str:

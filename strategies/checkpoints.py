@@ -134,12 +134,9 @@ class StrategyCheckpoints:
                 f"the run of checkpoint '{tag}' had the parties "
                 f"{', '.join(part['parties'])}, now there are {', '.join(names)}"
             )
-        contents = {}
-        for name in names:
-            digests = [each["parties"][name] for each in parts.values()]
-            told = {"tags": list(parts), "digests": digests, "run": part["id"]}
-            contents[name] = Content({**told})
-        return part, contents
+        told = {"tags": list(parts), "run": part["id"]}
+        digests = {n: [p["parties"][n] for p in parts.values()] for n in names}
+        return part, {n: Content({**told, "digests": digests[n]}) for n in names}
 
     def _load(self, tag: str, run: str = "") -> dict[str, Any]:
         try:
@@ -194,20 +191,14 @@ class Rewinds:
 def _settings(strategy: VerticalStrategy) -> dict[str, str]:
     """Return the settings that a resumed run must share; its notes come first."""
     defense = strategy.defense
-    try:
-        transforms = defense.spec
-    except ConfigError:  # a transform of the user's own
-        transforms = " | ".join(type(each).__name__ for each in defense.transforms)
     names = "seed batch_size aggregation test_fraction valid_fraction evaluate_every "
     names += "early_stopping leakage sealed"
     own = {name: getattr(strategy, name) for name in names.split()}
     if defense.transforms:
-        own["defense"] = f"{transforms} at the {defense.at}"
+        own["defense"] = f"{defense.name} at the {defense.at}"
     own |= {"learning_rate": strategy.rates or None, "noise_seed": defense.noise_seed}
-    notes = {
-        n: v for n, v in strategy.notes.items() if _field(n) not in MAY_CHANGE.split()
-    }
-    given = {**notes, **own}.items()
+    fixed = [n for n in strategy.notes if _field(n) not in MAY_CHANGE.split()]
+    given = {**{n: strategy.notes[n] for n in fixed}, **own}.items()
     return {name: str(value) for name, value in given if value not in ("", None)}
 
 

@@ -2,29 +2,23 @@
 
 from collections.abc import Iterable
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 
-class TrainingProgress(Progress):
+class TrainingProgress(progress.Progress):
     """A bar with epoch, loss, metric and steps per second."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
         self.shown = visible = console.is_terminal if shown is None else shown
         super().__init__(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[metric]}"),
+            progress.TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
+            progress.TextColumn("loss {task.fields[loss]}"),
+            progress.TextColumn("{task.fields[metric]}"),
             console=console,
             disable=not visible,
             transient=True,
@@ -56,7 +50,7 @@ class TrainingProgress(Progress):
         self.update(self._task, metric=f"{name} {value:.4f}")
 
 
-class AlignmentProgress(Progress):
+class AlignmentProgress(progress.Progress):
     """A bar over the exponentiations that all parties compute."""
 
     def __init__(self, counts: Iterable[int], method: str, shown: bool | None) -> None:
@@ -65,10 +59,12 @@ class AlignmentProgress(Progress):
         self._done: dict[str, int] = {}
         console = Console(stderr=True)
         super().__init__(
-            TextColumn("aligning ids"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} exponentiations"),
-            TimeRemainingColumn(),
+            progress.TextColumn("aligning ids"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn(
+                "{task.completed:.0f}/{task.total:.0f} exponentiations"
+            ),
+            progress.TimeRemainingColumn(),
             console=console,
             disable=not (console.is_terminal if shown is None else shown),
             transient=True,

@@ -83,11 +83,8 @@ def setup(
             sizes[name] = {split: reply.number(split) for split in SPLITS}
     for name, size in sizes.items():
         if size != sizes[label.name]:
-            raise PartyError(
-                name,
-                f"has splits of {size}, the label party of {sizes[label.name]}",
-                "Give all parties the same split, or none",
-            )
+            problem = f"has splits of {size}, the label party of {sizes[label.name]}"
+            raise PartyError(name, problem, "Give all parties the same split, or none")
     if config.sealed:
         _exchange_keys(messenger, replies, label.name)
     return Participants(label, passive, sizes[label.name])
@@ -137,17 +134,12 @@ def _greet(
             description = PartyDescription.from_record(reply.config)
             versions[description.name] = reply.text("versions")
         if description.name == RESERVED:
-            raise PartyError(
-                description.name,
-                "has a name that the strategy keeps its own checkpoints under",
-                "Give it another name",
-            )
+            problem = "has a name that the strategy keeps its own checkpoints under"
+            raise PartyError(description.name, problem, "Give it another name")
         if description.name in nodes:
-            raise PartyError(
-                description.name,
-                "is the name of two parties",
-                "Give every node its own name in its node config",
-            )
+            problem = "is the name of two parties"
+            remedy = "Give every node its own name in its node config"
+            raise PartyError(description.name, problem, remedy)
         nodes[description.name] = messenger.nodes[working_name]
         descriptions.append(description)
     messenger.nodes = nodes

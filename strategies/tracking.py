@@ -175,11 +175,9 @@ class Mlflow:
         from mlflow.entities import Param
 
         found = self._client.get_experiment_by_name(self.experiment)
-        if found is None:
-            experiment = self._client.create_experiment(self.experiment)
-        else:
-            experiment = found.experiment_id
-        run = self._client.create_run(experiment, run_name=self.name or None)
+        number = found.experiment_id if found else None
+        number = number or self._client.create_experiment(self.experiment)
+        run = self._client.create_run(number, run_name=self.name or None)
         self.run_id = run.info.run_id
         params = [Param(k, str(v)[:_LONGEST_VALUE]) for k, v in settings.items()]
         for start in range(0, len(params), 100):
@@ -280,12 +278,7 @@ def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
         for name, value in vars(strategy).items()
         if not name.startswith("_") and name not in ("defense", "trackers", "notes")
     }
-    try:
-        known["defense"] = strategy.defense.spec
-    except ConfigError:  # a transform that was not built from a config string
-        names = (type(each).__name__ for each in strategy.defense.transforms)
-        known["defense"] = " | ".join(names)
-    known |= strategy.notes
+    known |= {"defense": strategy.defense.name, **strategy.notes}
     return {name: str(value) for name, value in known.items()}
 
 

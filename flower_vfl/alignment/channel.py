@@ -1,16 +1,13 @@
 """Encrypted chunks: only the receiver can read them, only the sender can write them.
 
-Each party has an X25519 identity whose public key the others have pinned. At the start
-of a session every party sends a `Hello` with a key of this session. Two parties derive
-their keys from the four Diffie-Hellman values of their identities and session keys (the
-pattern KK of the Noise framework). The session keys make all keys new: nothing of an
-earlier session can be replayed, and an identity that is stolen later decrypts nothing.
-The identities prove that it is the pinned party. Each direction has its own key.
-
-A chunk is encrypted with ChaCha20-Poly1305; session, agreed settings, header and the
-chunk's number in its direction are authenticated too. The receiver takes the chunks of
-one sender in order. Without pins, a server could replace the hellos by its own and read
-everything: such a channel needs a server that is declared trusted.
+Each party has an X25519 identity whose public key the others have pinned, and sends a
+`Hello` with a key of this session. Two parties derive a key for each direction from the
+four Diffie-Hellman values of their identities and session keys (the pattern KK of the
+Noise framework): nothing of an earlier session can be replayed, and an identity that is
+stolen later decrypts nothing. A chunk is encrypted with ChaCha20-Poly1305; session,
+agreed settings, header and the chunk's number in its direction are authenticated too.
+Without pins, a server could replace the hellos by its own and read everything: such a
+channel needs a server that is declared trusted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +16,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import x25519
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -61,9 +55,9 @@ class Identity:
         if private is not None and len(private) != 32:
             raise ConfigError("a private key has 32 bytes")
         self._key = (
-            X25519PrivateKey.generate()
+            x25519.X25519PrivateKey.generate()
             if private is None
-            else X25519PrivateKey.from_private_bytes(private)
+            else x25519.X25519PrivateKey.from_private_bytes(private)
         )
         self.public = self._key.public_key().public_bytes_raw()
 
@@ -73,7 +67,7 @@ class Identity:
 
     def exchange(self, public: bytes) -> bytes:
         """Return the Diffie-Hellman secret shared with the owner of a public key."""
-        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        return self._key.exchange(x25519.X25519PublicKey.from_public_bytes(public))
 
 
 class SecureChannel:

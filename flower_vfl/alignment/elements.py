@@ -145,9 +145,7 @@ class Group(ABC):
     def validate(self, elements: Elements) -> None:
         """Raise InvalidElementError unless every row is a valid element."""
         rows = self._rows(elements)
-        self._parallel(
-            len(rows), lambda start, stop: self._check_rows(rows[start:stop])
-        )
+        self._parallel(len(rows), lambda *part: self._check_rows(rows[slice(*part)]))
 
     def encode(self, elements: Elements) -> bytes:
         """Return a list as bytes."""

@@ -1,11 +1,9 @@
 """A party's side of the alignment handshake, and the alignment that it saves.
 
-A `Member` turns the steps of one party on the ring into round messages, each delivered
-to its receiver by the server. All messages of one exchange can travel at the same time;
-n parties need 2n + 1 exchanges, the first of which is `start`. Lists become encrypted
-chunks (`ChunkCodec`) that fit into messages, and the state can be saved between two
-messages. Everything random is drawn at the start: a step that is repeated after a crash
-gives the same chunks, and no nonce is ever used for two contents.
+A `Member` turns the steps of one party on the ring into round messages; n parties need
+2n + 1 exchanges. Lists become encrypted chunks (`ChunkCodec`) that fit into messages.
+Everything random is drawn at the start: a step that is repeated after a crash gives the
+same chunks, and no nonce is ever used for two contents.
 """
 
 from __future__ import annotations
@@ -209,12 +207,12 @@ class Handshake:
         ids: Sequence[bytes],
     ) -> None:
         if config.method not in own.methods:
-            raise PartyError(
-                name,
-                f"does not take part in '{config.method}', only in "
-                f"{' and '.join(own.methods)}",
-                "Choose another alignment, or change alignment-methods of that node",
+            others = f"only in {' and '.join(own.methods)}"
+            problem = f"does not take part in '{config.method}', {others}"
+            remedy = (
+                "Choose another alignment, or change alignment-methods of that node"
             )
+            raise PartyError(name, problem, remedy)
         self.name = name
         self.config = config
         group = make_group(config.group)
@@ -247,9 +245,8 @@ class Handshake:
         """Derive keys with the other parties and compute the first lists."""
         names = sorted(hello.sender for hello in hellos)
         if self._has_keys or names != sorted(self.config.ring):
-            raise PartyError(
-                self.name, f"got the hellos of {names} in the handshake", REMEDY
-            )
+            problem = f"got the hellos of {names} in the handshake"
+            raise PartyError(self.name, problem, REMEDY)
         self._channel.exchange_keys(hellos)
         self._has_keys = True
         self._pending.extend((message, 0) for message in self._member.start())
@@ -285,10 +282,9 @@ class Handshake:
         self.close()
         if missing is not None:
             sender, phase = missing
+            where = f"at '{self.name}', or not all of it"
             raise PartyError(
-                sender,
-                f"its {phase} list has not arrived at '{self.name}', or not all of it",
-                REMEDY,
+                sender, f"its {phase} list has not arrived {where}", REMEDY
             )
         assert aligned is not None  # all lists have come
         return SavedAlignment(aligned, aligned.fingerprint(self.config.agreed()))
@@ -337,9 +333,8 @@ class Handshake:
 def ids_of(name: str, ids: Any, own: AlignmentSettings) -> list[bytes]:
     """Return the encoded ids of a party."""
     if ids is None:
-        raise PartyError(
-            name, "has no ids to align", "Give it the id of each of its rows"
-        )
+        remedy = "Give it the id of each of its rows"
+        raise PartyError(name, "has no ids to align", remedy)
     return encode_ids(ids, own.normalise)
 
 

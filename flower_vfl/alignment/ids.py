@@ -7,12 +7,9 @@ tables need not round in the same way.
 
 Errors name positions and types, never an id, because they end up in logs.
 
-A dummy that only one party adds would blur nothing: it enlarges that party's list and
-the union by one each. So all parties know one pool of ``2 * padding`` dummy ids, and
-each adds a secret half of it, drawn for this session. The number of dummies that two
-parties share is then random, with mean ``padding / 2`` and a standard deviation of
-about ``sqrt(padding / 8)``, and neither party can know it. docs/alignment.md says what
-this hides, and from whom.
+All parties know one pool of ``2 * padding`` dummy ids, and each adds a secret half of
+it, drawn for this session: the number of dummies that two parties share is random.
+docs/alignment.md says what this hides, and from whom.
 """
 
 import math
@@ -25,7 +22,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 
 Id = str | int | bytes
 Normaliser = Callable[[Id], Id]
@@ -114,13 +111,10 @@ def _refuse_duplicates(messages: Sequence[bytes]) -> None:
 
 def normaliser(given: Normaliser | str | None) -> Normaliser:
     """Return a normaliser by name, or the one that was given."""
-    if given is None:
-        return unchanged
-    if isinstance(given, str):
-        if given not in NORMALISERS:
-            raise unknown_name("normaliser", given, NORMALISERS)
-        return NORMALISERS[given]
-    return given
+    if callable(given):
+        return given
+    check_name("normaliser", given or "none", NORMALISERS)
+    return NORMALISERS[given or "none"]
 
 
 def unchanged(given: Id) -> Id:

@@ -1,17 +1,6 @@
 """What travels in an alignment: the fields of a round, and the records that carry them.
 
-Every ``ALIGN`` request has a ``stage``:
-
-- ``begin`` brings the `HandshakeConfig`; the reply is the party's `Hello` and its
-  number of ids;
-- ``keys`` brings the hellos of all parties; the reply has the first chunks of lists;
-- ``relay`` brings chunks, perhaps none; the reply has chunks, perhaps none, and says
-  whether there are more;
-- ``finish`` ends the handshake and deletes the keys; the reply has a digest of the
-  universal ids and the sizes of all lists, which must be equal at all parties;
-- ``apply`` aligns the rows of the party, by this handshake or by the alignment that it
-  saved in an earlier run; the reply has the number of rows and a digest of the split;
-- ``drop`` makes a party forget a handshake that failed elsewhere.
+docs/alignment.md ("The handshake") says what each stage of an ``ALIGN`` request brings.
 """
 
 from __future__ import annotations
@@ -193,7 +182,7 @@ def unpack_hellos(content: Content) -> list[Hello]:
     session_keys = read_list(content, Key.SESSION_KEYS, bytes)
     if not len(senders) == len(identities) == len(session_keys):
         raise ConfigError("a message has hellos without keys")
-    return [Hello(*h) for h in zip(senders, identities, session_keys, strict=True)]
+    return list(map(Hello, senders, identities, session_keys))
 
 
 def pack_chunks(chunks: Sequence[EncryptedChunk]) -> dict[str, Value]:

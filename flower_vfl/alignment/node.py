@@ -2,47 +2,36 @@
 
 from flwr.app import Context
 
-from flower_vfl.errors import PartyError, unknown_name
+from flower_vfl.errors import PartyError, check_name
 from flower_vfl.parties.checkpoints import open_store, writing
 from flower_vfl.parties.digests import keyed_digest
 from flower_vfl.protocol.messages import Content
 from flower_vfl.protocol.replay import Session
 
+from . import messages
 from .handshake import Handshake, SavedAlignment, ids_of
-from .messages import (
-    REMEDY,
-    Key,
-    Stage,
-    pack_chunks,
-    pack_hellos,
-    read_bytes,
-    unpack_chunks,
-    unpack_handshake,
-    unpack_hellos,
-)
+from .messages import Key, Stage
 
 
 def align(session: Session, content: Content, context: Context) -> Content:
     """Return the reply of a party to a request of the handshake."""
     stage = content.text(Key.STAGE)
+    check_name("stage", stage, list(Stage))
     if stage == Stage.BEGIN:
         return _begin(session, content, context)
-    if stage == Stage.KEYS:
-        handshake = _handshake(session, context)
-        handshake.exchange_keys(unpack_hellos(content))
-        return _next_chunks(handshake, content)
-    if stage == Stage.RELAY:
-        handshake = _handshake(session, context)
-        handshake.receive(unpack_chunks(content))
-        return _next_chunks(handshake, content)
-    if stage == Stage.FINISH:
-        return _finish(_handshake(session, context), content)
     if stage == Stage.APPLY:
         return _apply(session, content, context)
     if stage == Stage.DROP:
         session.drop_handshake()
         return Content()
-    raise unknown_name("stage", stage, list(Stage))
+    handshake = _handshake(session, context)
+    if stage == Stage.FINISH:
+        return _finish(handshake, content)
+    if stage == Stage.KEYS:
+        handshake.exchange_keys(messages.unpack_hellos(content))
+    else:
+        handshake.receive(messages.unpack_chunks(content))
+    return _next_chunks(handshake, content)
 
 
 def _begin(session: Session, content: Content, context: Context) -> Content:
@@ -50,56 +39,44 @@ def _begin(session: Session, content: Content, context: Context) -> Content:
     session.drop_handshake()
     party, own = session.party, session.own_settings(context)
     ids = ids_of(party.name, party.ids, own)
-    config = unpack_handshake(content)
+    config = messages.unpack_handshake(content)
     session.handshake = Handshake(party.name, config, own, ids)
-    hello = session.handshake.hello()
-    return Content({**pack_hellos([hello]), Key.IDS: len(ids) + config.padding})
+    keys = messages.pack_hellos([session.handshake.hello()])
+    return Content({**keys, Key.IDS: len(ids) + config.padding})
 
 
 def _next_chunks(handshake: Handshake, content: Content) -> Content:
     """Return the next chunks of lists that the party sends."""
-    chunks = handshake.next_chunks(content.number(Key.LIMIT))
-    return Content(
-        {
-            **pack_chunks(chunks),
-            Key.MORE: handshake.has_more,
-            Key.EXPONENTIATIONS: handshake.exponentiations,
-        }
-    )
+    chunks = messages.pack_chunks(handshake.next_chunks(content.number(Key.LIMIT)))
+    done = {Key.EXPONENTIATIONS: handshake.exponentiations}
+    return Content({**chunks, Key.MORE: handshake.has_more, **done})
 
 
 def _finish(handshake: Handshake, content: Content) -> Content:
     """Delete the keys and return what must be equal at all parties."""
     found = handshake.finish()
-    key = read_bytes(content, Key.DIGEST_KEY)
+    key = messages.read_bytes(content, Key.DIGEST_KEY)
     sizes = [found.aligned.counts[name] for name in handshake.config.ring]
-    return Content(
-        {
-            Key.ALIGNED: keyed_digest([found.fingerprint], key),
-            Key.SIZES: [*sizes, len(found.aligned.universe)],
-        }
-    )
+    sizes.append(len(found.aligned.universe))
+    digest = keyed_digest([found.fingerprint], key)
+    return Content({Key.ALIGNED: digest, Key.SIZES: sizes})
 
 
 def _apply(session: Session, content: Content, context: Context) -> Content:
     """Align the party's rows by the alignment whose digest the strategy names."""
-    party, key = session.party, read_bytes(content, Key.DIGEST_KEY)
+    party, key = session.party, messages.read_bytes(content, Key.DIGEST_KEY)
     handshake = session.open_handshake(lambda: session.own_settings(context))
     store = open_store(context, party.name)
     found = SavedAlignment.load(store) if handshake is None else handshake.finish()
     named = content.text(Key.ALIGNED)
     if found is None or keyed_digest([found.fingerprint], key) != named:
         problem = "does not have the alignment that the strategy names"
-        raise PartyError(party.name, problem, REMEDY)
-    if found.fingerprint != found.aligned.fingerprint(
-        unpack_handshake(content).agreed()
-    ):
-        raise PartyError(
-            party.name,
-            "its alignment was made with another method, group, padding or other "
-            "parties",
-            "Resume with the settings of the first run, or start without resume",
-        )
+        raise PartyError(party.name, problem, messages.REMEDY)
+    agreed = messages.unpack_handshake(content).agreed()
+    if found.fingerprint != found.aligned.fingerprint(agreed):
+        made = "made with another method, group, padding or other parties"
+        remedy = "Resume with the settings of the first run, or start without resume"
+        raise PartyError(party.name, f"its alignment was {made}", remedy)
     if handshake is not None:
         with writing(party.name, "alignment"):
             found.save(store)
@@ -122,5 +99,5 @@ def _handshake(session: Session, context: Context) -> Handshake:
     found = session.open_handshake(lambda: session.own_settings(context))
     if found is None:
         problem = "was sent a message of a handshake that it takes no part in"
-        raise PartyError(session.party.name, problem, REMEDY)
+        raise PartyError(session.party.name, problem, messages.REMEDY)
     return found

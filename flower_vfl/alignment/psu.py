@@ -6,27 +6,21 @@ on a ring of n parties. Every party i draws three keys s1, s2, s3 for one sessio
 is the group element of id x.
 
 1. First round. Each list ``H(X_i)^s1`` goes once around the ring and every party raises
-   it to its own s1. The merging party (the first of the ring) then has all lists under
-   the same keys and makes their union.
+   it to its own s1. The merging party (the first of the ring) makes the union of all.
 2. Second round. The union goes around the ring and every party raises it to s2·s3. The
    last party sends the result to all: these are the universal ids U.
 3. Blinded lists, at the same time as 1. Party i sends ``H(X_i)^s2`` around the ring,
    every other party raises it to its own s1·s2·s3, and party i raises what comes back
-   to s1·s3. Every id of party i is now under all keys of all parties, like the elements
-   of U.
+   to s1·s3: every id of party i is now under all keys, like the elements of U.
 
 The steps of Algorithm 1 for two parties are: `announce` 3 and 5, `raise_first` 4 and 6,
 `collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `announce`,
-`raise_blinded`, `unblind` with `finish` 11 and 12. (Step 6 also sends its list to the
-other party, who does not need it; that is left out.) A party computes
+`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes
 2·Σ|X_j| + |X_i| + |U| exponentiations.
 
-Lists whose order could link elements are sorted by their bytes. Only the blinded lists
-keep an order: that of the blinded elements, which is random to everybody else.
-
-docs/alignment.md ("What is revealed") says what each party, the merging party and the
-server learn. The lists travel encrypted (`flower_vfl.alignment.channel`): otherwise the
-server could send a list of guesses around, or match two lists.
+Lists whose order could link elements are sorted by their bytes; the blinded lists keep
+the order of the blinded elements, which is random to everybody else.
+docs/alignment.md ("What is revealed") says what each party and the server learn.
 """
 
 import hashlib
@@ -205,10 +199,8 @@ class PsuParty:
         if self._keys is None or self._order is None or self._mine is not None:
             raise ListError("the blinded list came out of turn")
         if len(returned) != len(self._order):
-            raise ListError(
-                f"the blinded list has {len(returned)} elements instead of "
-                f"{len(self._order)}"
-            )
+            problem = f"{len(returned)} elements instead of {len(self._order)}"
+            raise ListError(f"the blinded list has {problem}")
         check_distinct(returned)
         self._mine = self._power(returned, self._keys.first, self._keys.rest)
 

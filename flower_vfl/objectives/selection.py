@@ -6,6 +6,7 @@ All parties see the labels of that part, so use rows whose labels may be shown.
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,10 +39,8 @@ class SubsetTraining:
         Returns a new bottom model for each party.
     fraction : float (default: 0.1)
         Fraction of the rows that is used; drawn anew in every repetition.
-    epochs : int (default: 300)
-        Epochs of the training.
-    batch_size : int (default: 1028)
-        Rows of a batch.
+    epochs, batch_size : int (default: 300, 1028)
+        Epochs of the training and rows of a batch.
     optimizer : OptimizerFactory (default: Adam with lr 1e-4)
         For every module.
     aggregation : str (default: "mean")
@@ -52,10 +51,8 @@ class SubsetTraining:
     Examples
     --------
     >>> from flower_vfl.objectives import SubsetTraining
-    >>> features = torch.rand(100, 3)
-    >>> labels = (features[:, 0] > 0.5).long()
-    >>> bottoms = lambda: [nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())]
-    >>> SubsetTraining([[features]], labels, bottoms, epochs=10).fraction
+    >>> labels, bottoms = torch.arange(100) % 2, lambda: [nn.Linear(3, 1)]
+    >>> SubsetTraining([[torch.rand(100, 3)]], labels, bottoms, epochs=10).fraction
     0.1
     """
 
@@ -96,10 +93,8 @@ class DeltaChoice:
     ----------
     delta : float
         The selected Δ.
-    ratios : dict[float, float]
-        The mean ratio of every candidate.
-    train_aucs : dict[float, float]
-        The mean train AUC of every candidate.
+    ratios, train_aucs : dict[float, float]
+        The mean ratio and the mean train AUC of every candidate.
 
     Examples
     --------
@@ -163,10 +158,8 @@ def select_delta(
     Examples
     --------
     >>> from flower_vfl.objectives import GAFM, SubsetTraining, select_delta
-    >>> features = torch.rand(100, 3)
-    >>> labels = (features[:, 0] > 0.5).long()
-    >>> bottoms = lambda: [nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())]
-    >>> training = SubsetTraining([[features]], labels, bottoms, 0.5, epochs=2)
+    >>> labels, bottoms = torch.arange(100) % 2, lambda: [nn.Linear(3, 1)]
+    >>> training = SubsetTraining([[torch.rand(100, 3)]], labels, bottoms, epochs=2)
     >>> choice = select_delta(training, lambda d: GAFM(1, delta=d), (0.1, 0.3), 1)
     >>> sorted(choice.ratios)
     [0.1, 0.3]
@@ -194,12 +187,8 @@ def select_gamma(
 
     Parameters
     ----------
-    training : SubsetTraining
-        Parties, rows and training.
-    make : Callable[[float], GAFM]
-        Returns a new objective for a γ.
-    repeats : int (default: 1)
-        Number of trainings, on other rows.
+    training, make, repeats
+        As for :func:`select_delta`; `make` gets a γ.
     literal : bool (default: False)
         Compare the size of the averages (the paper's Table 7), in which entries of
         opposite sign cancel, instead of the mean magnitude of the entries.
@@ -207,10 +196,8 @@ def select_gamma(
     Examples
     --------
     >>> from flower_vfl.objectives import GAFM, SubsetTraining, select_gamma
-    >>> features = torch.rand(100, 3)
-    >>> labels = (features[:, 0] > 0.5).long()
-    >>> bottoms = lambda: [nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())]
-    >>> training = SubsetTraining([[features]], labels, bottoms, 0.5, epochs=2)
+    >>> labels, bottoms = torch.arange(100) % 2, lambda: [nn.Linear(3, 1)]
+    >>> training = SubsetTraining([[torch.rand(100, 3)]], labels, bottoms, epochs=2)
     >>> choice = select_gamma(training, lambda g: GAFM(1, gamma=g))
     >>> choice.gamma == choice.ce / choice.gan
     True
@@ -257,9 +244,9 @@ def _train(
     bottoms = nn.ModuleList(training.bottoms())
     objective.configure(training.optimizer)
     optimizer = training.optimizer(bottoms.parameters())
-    leaks: dict[str, list[float]] = {}
-    magnitudes: dict[str, list[float]] = {"gan": [], "ce": []}
-    averages: dict[str, list[float]] = {"gan": [], "ce": []}
+    leaks: dict[str, list[float]] = defaultdict(list)
+    magnitudes: dict[str, list[float]] = defaultdict(list)
+    averages: dict[str, list[float]] = defaultdict(list)
     for epoch in range(1, training.epochs + 1):
         for rows in torch.split(torch.randperm(len(labels)), training.batch_size):
             parts = _embed(bottoms, data, rows)
@@ -278,7 +265,7 @@ def _train(
                 received = {str(i): each for i, each in enumerate(gradients)}
                 for each in meter.measure(received, labels[rows], epoch):
                     if each.metric == FLIPPED:
-                        leaks.setdefault(each.attack, []).append(each.value)
+                        leaks[each.attack].append(each.value)
     bottoms.eval()
     with torch.no_grad():
         everything = torch.arange(len(labels))
@@ -288,13 +275,11 @@ def _train(
         raise ConfigError("all rows of the selection have one class; use more rows")
     if not leaks:
         raise ConfigError("no batch of the selection has two classes; use larger ones")
-    mean = statistics.fmean
-    return SubsetResult(
-        max(auc, 1e-6),
-        {name: mean(found) for name, found in leaks.items()},
-        {name: mean(sizes) for name, sizes in magnitudes.items()},
-        {name: mean(sizes) for name, sizes in averages.items()},
+    means = (
+        {name: statistics.fmean(values) for name, values in each.items()}
+        for each in (leaks, magnitudes, averages)
     )
+    return SubsetResult(max(auc, 1e-6), *means)
 
 
 def _embed(

@@ -190,22 +190,17 @@ class Party(ABC):
     def configured(self) -> Schedule:
         """Return the schedule, or raise if the run has not been configured."""
         if self.schedule is None:
-            raise PartyError(
-                self.name,
-                "was asked to work before the run was configured",
-                "Start the run with VerticalStrategy.start, which does so first",
-            )
+            problem = "was asked to work before the run was configured"
+            remedy = "Start the run with VerticalStrategy.start, which does so first"
+            raise PartyError(self.name, problem, remedy)
         return self.schedule
 
     def training_rows(self, step: int, epoch: int, index: int) -> Tensor:
         """Return the rows of the next training batch; refuse any other step."""
         if step != self.step + 1:
-            raise PartyError(
-                self.name,
-                f"has trained {self.step} steps and was asked for step {step}",
-                "Restore all parties to one checkpoint",
-                step,
-            )
+            problem = f"has trained {self.step} steps and was asked for step {step}"
+            remedy = "Restore all parties to one checkpoint"
+            raise PartyError(self.name, problem, remedy, step)
         if epoch != self._epoch:
             self._batches = self.configured().training_batches(epoch)
             self._epoch = epoch

@@ -25,6 +25,7 @@ from flower_vfl.parties.policies import NodePolicy, reported, untrusted
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.randomness import Noise, RandomState, derive_seed, draw_secret
 
+from . import replay
 from .checkpoints import keep, restore
 from .config import Greeting, TrainingConfig
 from .messages import (
@@ -39,18 +40,7 @@ from .messages import (
     to_floats,
 )
 from .probing import probe, refuse_probe
-from .replay import (
-    RESIDENT,
-    Session,
-    enter,
-    node_name,
-    node_role,
-    node_settings,
-    party_of,
-    safe_name,
-    save,
-    sessions,
-)
+from .replay import Session
 from .sealing import TRAINING, evaluation_use
 from .serving import serve
 
@@ -65,7 +55,7 @@ def vertical_client_app(
     label: LabelFactory,
     *,
     mods: list[Mod] | None = None,
-    alignment: SettingsFactory = node_settings,
+    alignment: SettingsFactory = replay.node_settings,
     policy: PolicyFactory | None = None,
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
@@ -110,8 +100,8 @@ def vertical_client_app(
     app = ClientApp(mods=mods)
 
     def make(context: Context, greeting: Greeting) -> Session:
-        name = node_name(context)
-        role = node_role(context)
+        name = replay.node_name(context)
+        role = replay.node_role(context)
         build = label if role == "label" else passive
         with RandomState(_first_weights(context, greeting)):
             party: Party = build(context)
@@ -134,8 +124,8 @@ def vertical_client_app(
         try:
             records = _answer(message, context, make)
         except Exception as error:
-            party = party_of(context.run_id, context.node_id)
-            name = party.name if party is not None else safe_name(context)
+            party = replay.party_of(context.run_id, context.node_id)
+            name = party.name if party is not None else replay.safe_name(context)
             records = _report(error, name)
         return reply_to(message, records)
 
@@ -155,14 +145,14 @@ def _policy(party: Party, context: Context) -> NodePolicy:
 
 def _first_weights(context: Context, greeting: Greeting) -> int | Noise:
     """Return what a party's first weights are drawn from."""
-    if node_role(context) == "label":
+    if replay.node_role(context) == "label":
         trusts = trusts_server(context.node_config)
         if trusts is None:
             trusts = "partition-id" in context.node_config  # of a simulation
         hidden = greeting.defended and not greeting.repeatable
         if hidden or not trusts:  # a party that knows them finds labels sooner
             return Noise(draw_secret(), "weights")
-    return derive_seed(greeting.seed, "model", node_name(context))
+    return derive_seed(greeting.seed, "model", replay.node_name(context))
 
 
 def _report(error: Exception, party: str) -> RecordDict:
@@ -179,21 +169,21 @@ def _answer(
 ) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)
-    resident = RESIDENT in context.__dict__
-    session = sessions.get((context.run_id, context.node_id)) if resident else None
+    resident = replay.RESIDENT in context.__dict__
+    session = (
+        replay.sessions.get((context.run_id, context.node_id)) if resident else None
+    )
     if session is None:
-        session = enter(context, verb, content, make)
+        session = replay.enter(context, verb, content, make)
     with session.lock:
         # A hello changes nothing, and one with the same turn may be of another server.
         if content.turn <= session.turn and verb is not Verb.HELLO:
             if content.turn == session.turn and session.reply is not None:
                 return session.reply
             if content.turn < session.turn:
-                raise PartyError(
-                    session.party.name,
-                    f"got request {content.turn} after request {session.turn}",
-                    "Two servers may be driving one run: stop one of them",
-                )
+                problem = f"got request {content.turn} after request {session.turn}"
+                remedy = "Two servers may be driving one run: stop one of them"
+                raise PartyError(session.party.name, problem, remedy)
         if session.threads and torch.get_num_threads() != session.threads:
             torch.set_num_threads(session.threads)
         session.stamp = ""  # the party may now differ from what is saved
@@ -203,10 +193,10 @@ def _answer(
         except Exception as error:  # kept too: half a step must not be done again
             session.reply = _report(error, session.party.name)
             if session.drop_handshake() and not resident:  # no key may be left
-                save(session, context)
+                replay.save(session, context)
         else:
             if not resident:
-                save(session, context)
+                replay.save(session, context)
         return session.reply
 
 

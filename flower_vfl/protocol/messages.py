@@ -1,16 +1,8 @@
 """The messages of vertical training: their types, and how tensors travel in them.
 
-A run begins with ``HELLO`` (who are you?) and ``CONFIGURE`` (these are the settings),
-with ``ALIGN`` in between where ids are aligned (`flower_vfl.alignment.messages`), and
-``SEAL`` afterwards where tensors are encrypted (`flower_vfl.protocol.sealing`). A
-training step is one ``FORWARD`` to each passive party, which brings the gradient of the
-step before and asks for the next embedding, and one ``TRAIN_STEP`` to the label party,
-which brings the embeddings and returns one gradient per passive party. ``EMBED`` with
-``EVALUATE`` or ``PREDICT`` do the same without training. ``BACKWARD`` brings a gradient
-alone; ``CHECKPOINT`` and ``RESTORE`` keep and bring back a party's state.
-
-Every request carries a ``turn`` that grows; a party that gets the same turn again
-answers with the same reply and does nothing else.
+docs/architecture.md ("Protocol") says what each of them brings and returns. Every
+request carries a ``turn`` that grows; a party that gets the same turn again answers
+with the same reply and does nothing else.
 """
 
 import math
@@ -244,10 +236,8 @@ def error_content(error: Exception, party: str) -> Content:
     """Return the reply of a party at which something went wrong."""
     if not isinstance(error, PartyError):
         if isinstance(error, TableError):
-            problem, remedy = (
-                "its table cannot be used",
-                "The log of that node says why",
-            )
+            problem = "its table cannot be used"
+            remedy = "The log of that node says why"
         elif isinstance(error, VerticalError):
             problem, remedy = str(error), "Correct this setting"
         else:  # its text may quote the party's data, and stays in the log of the node

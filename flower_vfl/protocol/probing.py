@@ -36,9 +36,6 @@ def probe(
 def refuse_probe(name: str, content: Content) -> None:
     """Refuse a measurement that tells the server about an encrypted gradient."""
     if "probe" in content.config:
-        raise PartyError(
-            name,
-            "is asked to measure gradients that the server must not see",
-            "Measure layers and membership in a run that is not sealed",
-            content.gradient_step,
-        )
+        problem = "is asked to measure gradients that the server must not see"
+        remedy = "Measure layers and membership in a run that is not sealed"
+        raise PartyError(name, problem, remedy, content.gradient_step)

@@ -174,11 +174,9 @@ def enter(
         return session
     if saved is None:
         if verb is not Verb.HELLO:
-            raise PartyRestartedError(
-                safe_name(context),
-                f"got '{verb}' before the hello of this run",
-                "Its process may have been restarted: start the run again",
-            )
+            problem = f"got '{verb}' before the hello of this run"
+            remedy = "Its process may have been restarted: start the run again"
+            raise PartyRestartedError(safe_name(context), problem, remedy)
         if session is None:
             greeting = Greeting.from_record(content.config)
             sessions[key] = session = make(context, greeting)
@@ -256,9 +254,7 @@ def _load_alignment(session: Session, context: Context, aligned: str) -> None:
         return
     kept = SavedAlignment.load(open_store(context, session.party.name))
     if kept is None or kept.fingerprint != aligned:
-        raise PartyRestartedError(
-            session.party.name,
-            "has lost the alignment of this run",
-            "Two runs may share its state-dir: start again without resume",
-        )
+        problem = "has lost the alignment of this run"
+        remedy = "Two runs may share its state-dir: start again without resume"
+        raise PartyRestartedError(session.party.name, problem, remedy)
     session.place(kept)

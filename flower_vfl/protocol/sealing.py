@@ -115,10 +115,9 @@ class Seals:
         """Return the embeddings that the passive parties have encrypted."""
         bound = self._bound("embedding", use, step, epoch, index)
         found = {}
+        what = f"its {use} embedding"
         for name, array in arrays.items():
-            found[name] = self._decrypt(
-                name, array, bound, f"its {use} embedding", step
-            )
+            found[name] = self._decrypt(name, array, bound, what, step)
             self.open_questions[name, use] = array.data[-_MARK:]
         return found
 

@@ -3,10 +3,8 @@
 Sun et al., FLORIST, appendix D. https://arxiv.org/abs/2106.05508
 
 docs/alignment.md ("Predictions for a passive party") says which rows can be asked about
-and what the label party can tell from an embedding. A batch that hides a row is derived
-from the run's seed by all parties. The same row is always in the same batch, so that
-asking again tells nothing new. The server sees embeddings and predictions as it does in
-training; in a sealed run it sees neither.
+and what that tells. A batch that hides a row is derived from the run's seed: the same
+row is always in the same batch, so that asking again tells nothing new.
 """
 
 from collections.abc import Callable
@@ -15,7 +13,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, check_name
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
@@ -24,8 +22,6 @@ from flower_vfl.randomness import generator
 from .messages import Content, pack
 from .replay import Session
 from .sealing import serving_use
-
-STAGES = ("ask", "embed", "predict", "tell")
 
 
 def serving_batches(rows: int, seed: int, size: int) -> list[Tensor]:
@@ -51,11 +47,9 @@ def find_batches(party: PassiveParty, own: Tensor, size: int) -> Tensor:
         numbers[party.row_index.local[held]] = held
     wanted = numbers[own]
     if bool((wanted < 0).any()):
-        raise PartyError(
-            party.name,
-            "asks about a row that was not aligned",
-            "Align its id first, or ask without a batch where that is possible",
-        )
+        problem = "asks about a row that was not aligned"
+        remedy = "Align its id first, or ask without a batch where that is possible"
+        raise PartyError(party.name, problem, remedy)
     where = torch.empty(party.rows, 2, dtype=torch.int64)
     seed = party.configured().plan.seed
     for number, batch in enumerate(serving_batches(party.rows, seed, size)):
@@ -67,8 +61,7 @@ def find_batches(party: PassiveParty, own: Tensor, size: int) -> Tensor:
 def serve(session: Session, content: Content, context: Context) -> Content:
     """Do a party's part in serving predictions."""
     stage = content.text("stage")
-    if stage not in _PARTS:
-        raise unknown_name("stage", stage, STAGES)
+    check_name("stage", stage, _PARTS)
     return _PARTS[stage](session, content)
 
 
@@ -97,9 +90,8 @@ def _ask(session: Session, content: Content) -> Content:
 def _embed(session: Session, content: Content) -> Content:
     party = _passive(session.party)
     number, size = content.number("batch"), content.number("hide")
-    embedding = party.embed_for_use(
-        batch_rows(party, number, size), ("serving", number)
-    )
+    rows = batch_rows(party, number, size)
+    embedding = party.embed_for_use(rows, ("serving", number))
     return _packed(session, embedding, number, size)
 
 
@@ -118,19 +110,15 @@ def _predict(session: Session, content: Content) -> Content:
     elif party.model is None:
         rows = torch.empty(len(next(iter(embeddings.values()))))
     else:
-        raise PartyError(
-            party.name,
-            "has features, and cannot predict for a row that it does not know",
-            "Ask in a batch: hide=100, for example",
-        )
+        problem = "has features, and cannot predict for a row that it does not know"
+        raise PartyError(party.name, problem, "Ask in a batch: hide=100, for example")
     session.policy.check_evaluation(party.name, len(rows))
     found = party.predict_rows(rows, ("serving", number), embeddings)
     found = session.policy.predictions(party.name, found)
     if seals is None:
         return Content(arrays=pack({"predictions": found}))
-    return Content(
-        arrays={"predictions": seals.answer(content.text("party"), found, *at)}
-    )
+    answer = seals.answer(content.text("party"), found, *at)
+    return Content(arrays={"predictions": answer})
 
 
 def _tell(session: Session, content: Content) -> Content:

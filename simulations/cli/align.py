@@ -12,18 +12,12 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from flower_vfl.alignment import (
-    DEFAULT_GROUP,
-    GROUPS,
-    METHODS,
-    NORMALISERS,
-    AlignedIds,
-    AlignmentSettings,
-    Identity,
-    encode_ids,
-)
+from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, NORMALISERS
+from flower_vfl.alignment.channel import Identity
 from flower_vfl.alignment.handshake import Handshake
-from flower_vfl.alignment.keys import key_text, write_key
+from flower_vfl.alignment.ids import encode_ids
+from flower_vfl.alignment.keys import AlignmentSettings, key_text, write_key
+from flower_vfl.alignment.psu import AlignedIds
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.datasets import read_party_file
@@ -31,7 +25,7 @@ from flower_vfl.simulations.datasets.checks import check_spelling
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
-from .options import AsJson
+from .options import AsJson, option
 
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -41,27 +35,14 @@ def align(
         list[Path], typer.Argument(help="CSV or Parquet files, one for each party.")
     ],
     id_column: Annotated[
-        str,
-        typer.Option(
-            help="Column with the ids; separate by commas if the files differ."
-        ),
+        str, option("Column with the ids; separate by commas if the files differ.")
     ] = "id",
-    method: Annotated[
-        str,
-        typer.Option(help=f"{' or '.join(METHODS)}: union or intersection of the ids."),
-    ] = "psu",
-    group: Annotated[
-        str, typer.Option(help=f"Group to compute in: {', '.join(GROUPS)}.")
-    ] = DEFAULT_GROUP,
-    padding: Annotated[
-        int, typer.Option(help="Dummy ids per party, which hide the number of ids.")
-    ] = 0,
-    normalise: Annotated[
-        str, typer.Option(help=f"How to normalise ids: {', '.join(NORMALISERS)}.")
-    ] = "none",
+    method: Annotated[str, option("psu or psi: union or intersection.")] = "psu",
+    group: Annotated[str, option(f"One of {', '.join(GROUPS)}.")] = DEFAULT_GROUP,
+    padding: Annotated[int, option("Dummy ids per party, which hide numbers.")] = 0,
+    normalise: Annotated[str, option(f"One of {', '.join(NORMALISERS)}.")] = "none",
     out_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the mapping files; default: next to each file."),
+        Path | None, option("Folder of the mapping files; default: next to each file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,11 +54,8 @@ def align(
     if not plan:
         raise ConfigError(f"--method must be one of {', '.join(METHODS)}")
     sources = _by_name(files)
-    columns = _columns(id_column, len(files))
-    ids = {
-        name: read_ids(path, column)
-        for (name, path), column in zip(sources.items(), columns, strict=True)
-    }
+    columns = dict(zip(sources, _columns(id_column, len(files)), strict=True))
+    ids = {name: read_ids(path, columns[name]) for name, path in sources.items()}
     try:
         if normalise == "none":
             check_spelling({str(sources[name]): own for name, own in ids.items()})
@@ -87,10 +65,10 @@ def align(
     found = align_ids(ids, plan, normalise, progress=False if as_json else None)
     seconds = time.perf_counter() - started
     written = {}
-    for (name, path), column in zip(sources.items(), columns, strict=True):
+    for name, path in sources.items():
         target = (out_dir or path.parent) / f"{name}.aligned.csv"
         target.parent.mkdir(parents=True, exist_ok=True)
-        table = pd.DataFrame({column: ids[name], "row": found[name].positions})
+        table = pd.DataFrame({columns[name]: ids[name], "row": found[name].positions})
         held = table[table["row"] >= 0].to_csv(index=False)
         write_private(target, held.encode())
         written[name] = str(target)

@@ -32,27 +32,20 @@ from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
 
-from .options import AsJson
+from .options import AsJson, option
 
 
 def predict(
     run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
-    split: Annotated[
-        str, typer.Option(help="Split to predict: test, valid or train.")
-    ] = "test",
+    split: Annotated[str, option("Rows to predict: test, valid or train.")] = "test",
     label_party: Annotated[
-        str, typer.Option(help="New rows of the label party (runs on files only).")
+        str, option("New rows of the label party (runs on files only).")
     ] = "",
     passive: Annotated[
         list[str] | None,
-        typer.Option(
-            help="New rows of a passive party; repeat in the order of the run."
-        ),
+        option("New rows of each passive party, in order."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="CSV file to write; default: standard output."),
-    ] = None,
+    out: Annotated[Path | None, option("CSV file; default: standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict with the saved model of a run."""

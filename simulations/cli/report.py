@@ -9,7 +9,7 @@ import typer
 
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
 
-from .options import AsJson
+from .options import AsJson, option
 
 
 def report(
@@ -17,14 +17,9 @@ def report(
         Path, typer.Argument(help="Folder of a study, or the --out folder of a run.")
     ],
     pictures: Annotated[
-        bool,
-        typer.Option(
-            "--pictures", help="Write every chart as SVG and PNG too, into 'pictures'."
-        ),
+        bool, option("Write every chart as SVG and PNG too.", "--pictures")
     ] = False,
-    opened: Annotated[
-        bool, typer.Option("--open", help="Open the report in the browser.")
-    ] = False,
+    opened: Annotated[bool, option("Open it in the browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: tables and charts in one file that needs no network."""

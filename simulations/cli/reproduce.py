@@ -16,7 +16,7 @@ from flower_vfl.simulations.studies.study import Study
 from ..papers.experiments import Experiment, experiment_names, load_experiment
 from ..papers.reproduce import KIND, measured, run_experiment, save_results, trials_of
 from ..papers.show import as_document, as_markdown, results_page, show_experiment
-from .options import AsJson, AsMarkdown, Workers, show_errors
+from .options import AsJson, AsMarkdown, Workers, option, show_errors
 
 
 def reproduce(
@@ -27,38 +27,24 @@ def reproduce(
         ),
     ] = None,
     listing: Annotated[
-        bool, typer.Option("--list", help="List what there is, with estimated times.")
+        bool, option("List what there is, with estimated times.", "--list")
     ] = False,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="A smoke run: few rows of data, one epoch, one seed. It shows that "
-            "everything works and nothing else.",
-        ),
+        bool, option("Smoke run: few rows, one epoch and seed; no result.", "--quick")
     ] = False,
-    seeds: Annotated[
-        int | None, typer.Option(help="How often each row is run.", min=1)
-    ] = None,
+    seeds: Annotated[int | None, option("How often each row is run.", min=1)] = None,
     workers: Workers = 1,
     out: Annotated[
-        Path, typer.Option(help="Folder in which each table has a folder of its own.")
+        Path, option("Folder in which each table has a folder of its own.")
     ] = Path("runs"),
     as_json: AsJson = False,
     markdown: AsMarkdown = False,
     write: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the page of all results that are kept with the package."
-        ),
+        Path | None, option("Write the page of all results kept with the package.")
     ] = None,
     source: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--from",
-            help="Folder of a finished table whose values are kept with the package "
-            "from now on; with --write.",
-        ),
+        option("Finished table to keep with the package; with --write.", "--from"),
     ] = None,
 ) -> None:
     """Run a table or figure of a paper again, and print ours beside the paper's.
@@ -79,14 +65,7 @@ def reproduce(
     quiet, failed, documents = as_json or markdown, False, []
     for experiment in experiments:
         folder = out / f"{KIND}-{experiment.name}{'-quick' if quick else ''}"
-        study = run_experiment(
-            experiment,
-            folder,
-            seeds=seeds,
-            workers=workers,
-            quick=quick,
-            bar=not quiet,
-        )
+        study = run_experiment(experiment, folder, seeds, workers, quick, not quiet)
         frame = measured(experiment, study, seeds)
         show_errors(study)
         failed |= bool(study.errors)

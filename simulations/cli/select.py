@@ -1,25 +1,17 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a part of the training rows."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.objectives import (
-    GAFM,
-    DeltaChoice,
-    GammaChoice,
-    SubsetTraining,
-    select_delta,
-    select_gamma,
-)
-from flower_vfl.objectives.selection import DELTAS
+from flower_vfl.objectives import GAFM, SubsetTraining, select_delta, select_gamma
+from flower_vfl.objectives.selection import DELTAS, DeltaChoice, GammaChoice
 from flower_vfl.parties.base import as_tensors
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
@@ -29,21 +21,18 @@ from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.specs import parse_spec
 
-from .options import AsJson, takes_settings
+from .options import AsJson, option, takes_settings
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
+_DELTAS = ",".join(map(str, DELTAS))
 
 
 @takes_settings(DEFAULT, without=("defense", "defense_at", "attack"))
 def select(
     config: RunConfig,
-    deltas: Annotated[
-        str, typer.Option(help="Candidates for Δ, separated by commas.")
-    ] = ",".join(map(str, DELTAS)),
-    fraction: Annotated[
-        float, typer.Option(help="Share of the training rows that is used.")
-    ] = 0.1,
-    repeats: Annotated[int, typer.Option(help="Trainings of each candidate.")] = 5,
+    deltas: Annotated[str, option("Candidates for Δ, separated by commas.")] = _DELTAS,
+    fraction: Annotated[float, option("Share of the training rows used.")] = 0.1,
+    repeats: Annotated[int, option("Trainings of each candidate.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Choose GAFM's Δ by what leaks and γ by the size of its two gradients."""
@@ -84,24 +73,20 @@ def choose_delta(
     repeats: int = 5,
 ) -> DeltaChoice:
     """Return GAFM's Δ for a run; everything else is as the settings say."""
-    rows = [load_rows(config, index) for index in range(config.parties + 1)]
-    training = subset_training(config, rows, fraction)
-    return select_delta(
-        training, lambda value: _with(config, rows[0], "delta", value), deltas, repeats
-    )
+    training, make = subset_training(config, fraction, "delta")
+    return select_delta(training, make, deltas, repeats)
 
 
 def choose_gamma(config: RunConfig, fraction: float = 0.1) -> GammaChoice:
     """Return GAFM's γ for a run; everything else is as the settings say."""
-    rows = [load_rows(config, index) for index in range(config.parties + 1)]
-    training = subset_training(config, rows, fraction)
-    return select_gamma(training, lambda value: _with(config, rows[0], "gamma", value))
+    return select_gamma(*subset_training(config, fraction, "gamma"))
 
 
 def subset_training(
-    config: RunConfig, rows: Sequence[PartyRows], fraction: float
-) -> SubsetTraining:
-    """Return the training on a part of the rows for a run."""
+    config: RunConfig, fraction: float, key: str
+) -> tuple[SubsetTraining, Callable[[float], GAFM]]:
+    """Return the training on a part of a run's rows, and what a value is tried with."""
+    rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
         raise ConfigError("the label party has no labels to choose settings with")
@@ -109,34 +94,33 @@ def subset_training(
         raise ConfigError(
             "settings are chosen for passive parties only; set label-share to 0"
         )
-    training = torch.from_numpy((label.codes == TRAIN).nonzero()[0])
+    used = torch.from_numpy((label.codes == TRAIN).nonzero()[0])
     specs = [party.data.spec for party in rows[1:] if party.data.spec is not None]
 
     def parts(party: PartyRows) -> list[Tensor]:
-        return [part[training] for part in as_tensors(party.data.inputs)]
+        return [part[used] for part in as_tensors(party.data.inputs)]
 
     def bottoms() -> list[nn.Module]:
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
 
-    return SubsetTraining(
+    def make(value: float) -> GAFM:
+        name, parameters = parse_spec(config.objective)
+        parameters[key] = str(value)
+        text = ",".join(f"{k}={v}" for k, v in parameters.items())
+        made = objective_for(replace(config, objective=f"{name}:{text}"), label)
+        if not isinstance(made, GAFM):
+            raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
+        return made
+
+    training = SubsetTraining(
         [parts(party) for party in rows[1:]],
-        as_tensors(label.labels)[0][training],
+        as_tensors(label.labels)[0][used],
         bottoms,
         fraction,
         config.epochs,
-        config.batch_size or len(training),
+        config.batch_size or len(used),
         build_optimizer(config.optimizer),
         config.aggregation,
         config.seed,
     )
-
-
-def _with(config: RunConfig, rows: PartyRows, key: str, value: float) -> GAFM:
-    """Return the objective of the settings with one parameter replaced."""
-    name, parameters = parse_spec(config.objective)
-    parameters[key] = str(value)
-    text = ",".join(f"{k}={v}" for k, v in parameters.items())
-    made = objective_for(replace(config, objective=f"{name}:{text}"), rows)
-    if not isinstance(made, GAFM):
-        raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
-    return made
+    return training, make

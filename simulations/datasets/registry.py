@@ -1,7 +1,7 @@
 """The datasets by name, and the readers of their files."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn import datasets as sklearn_datasets
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.objectives import Task
 
 from . import files
@@ -87,15 +87,9 @@ def read_text(
 ) -> Dataset:
     """Return a table with one text column; `first` is the number of the first class."""
     frame = pd.read_csv(path, keep_default_na=False)
-    return Dataset(
-        name=name,
-        task="binary" if len(classes) == 2 else "multiclass",
-        classes=classes,
-        labels=frame[label].to_numpy(np.int64) - first,
-        ids=np.arange(len(frame)),
-        text=tuple(frame[text].tolist()),
-        test_mask=frame["is_test"].to_numpy() == 1,
-    )
+    labels, test = frame[label].to_numpy() - first, frame["is_test"].to_numpy() == 1
+    texts = tuple(frame[text].tolist())
+    return _classified(name, classes, labels, text=texts, test_mask=test)
 
 
 def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
@@ -103,12 +97,10 @@ def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
     with np.load(path) as stored:
         words = [str(word) for word in stored["vocab"]]
         bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
-        return Dataset(
-            name=name,
-            task="binary",
-            classes=("negative", "positive"),
-            labels=stored["y"].astype(np.int64),
-            ids=np.arange(len(bits)),
+        return _classified(
+            name,
+            ("negative", "positive"),
+            stored["y"],
             table=pd.DataFrame(bits, columns=words),
             test_mask=stored["is_test"] == 1,
             columns_are_words=True,
@@ -119,30 +111,20 @@ def read_ham10000(name: str, path: Path, target: str | None) -> Dataset:
     """Return HAM10000's images of skin lesions, grouped by lesion."""
     with np.load(path) as stored:
         diagnosis = target == "dx"
-        names = tuple(str(value) for value in stored["dx_names"])
-        return Dataset(
-            name=name,
-            task="multiclass" if diagnosis else "binary",
-            classes=names if diagnosis else ("other", "melanoma"),
-            labels=stored["dx" if diagnosis else "y"].astype(np.int64),
-            ids=stored["image_id"].astype(np.int64),
-            pictures=_jpegs(stored["blob"], stored["offset"], (3, 64, 64)),
-            groups=stored["lesion"].astype(np.int64),
-        )
+        classes = stored["dx_names"] if diagnosis else ("other", "melanoma")
+        pictures = _jpegs(stored["blob"], stored["offset"], (3, 64, 64))
+        labels, ids = stored["dx" if diagnosis else "y"], stored["image_id"]
+        parts = {"pictures": pictures, "ids": ids.astype(np.int64)}
+        groups = stored["lesion"].astype(np.int64)
+        return _classified(name, classes, labels, groups=groups, **parts)
 
 
 def read_bhi(name: str, path: Path, target: str | None) -> Dataset:
     """Return patches of breast tissue, grouped by patient."""
     with np.load(path) as stored:
-        return Dataset(
-            name=name,
-            task="binary",
-            classes=("healthy", "carcinoma"),
-            labels=stored["y"].astype(np.int64),
-            ids=np.arange(len(stored["y"])),
-            pictures=_jpegs(stored["blob"], stored["offset"], (3, 50, 50)),
-            groups=stored["patient"].astype(np.int64),
-        )
+        pictures = _jpegs(stored["blob"], stored["offset"], (3, 50, 50))
+        groups, classes = stored["patient"].astype(np.int64), ("healthy", "carcinoma")
+        return _classified(name, classes, stored["y"], pictures=pictures, groups=groups)
 
 
 def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
@@ -150,15 +132,23 @@ def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
     with np.load(path) as stored:
         labels = np.concatenate([stored["y_train"], stored["y_test"]])
         pixels = np.concatenate([stored["x_train"], stored["x_test"]])
-        return Dataset(
-            name=name,
-            task="multiclass",
-            classes=tuple(str(value) for value in stored["classes"]),
-            labels=labels.astype(np.int64),
-            ids=np.arange(len(labels)),
-            pictures=Pictures((3, 32, 32), pixels),
-            test_mask=np.arange(len(labels)) >= len(stored["y_train"]),
-        )
+        pictures = Pictures((3, 32, 32), pixels)
+        test = np.arange(len(labels)) >= len(stored["y_train"])
+        classes = stored["classes"]
+        return _classified(name, classes, labels, pictures=pictures, test_mask=test)
+
+
+def _classified(
+    name: str, classes: Sequence[str], labels: NDArray[Any], **parts: Any
+) -> Dataset:
+    """Return a dataset with classes; ids are row numbers unless they are given."""
+    return Dataset(
+        name=name,
+        task="binary" if len(classes) == 2 else "multiclass",
+        classes=tuple(map(str, classes)),
+        labels=labels.astype(np.int64),
+        **{"ids": np.arange(len(labels)), **parts},
+    )
 
 
 def _jpegs(
@@ -250,8 +240,7 @@ def load_dataset(
     >>> len(load_dataset("digits", limit=100))
     100
     """
-    if name not in SOURCES:
-        raise unknown_name("dataset", name, SOURCES)
+    check_name("dataset", name, SOURCES)
     source = SOURCES[name]
     if target is not None and target not in source.targets:
         choice = ", ".join(source.targets) or "none, leave it out"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -109,27 +108,25 @@ class Dataset:
     columns_are_words: bool = False  # from frequent to rare: shuffled before divided
 
     def __post_init__(self) -> None:
-        parts: dict[str, Sized | None] = {
-            "ids": self.ids,
-            "table": self.table,
-            "pictures": self.pictures,
-            "text": self.text,
-            "test_mask": self.test_mask,
-            "groups": self.groups,
-        }
-        for part, value in parts.items():
-            if value is not None and len(value) != len(self.labels):
+        features = self._present("table", "pictures", "text")
+        for part, value in {**self._arrays(), **features}.items():
+            if len(value) != len(self.labels):
                 raise ConfigError(
                     f"dataset '{self.name}' has {len(self.labels)} labels but "
                     f"{len(value)} rows in its {part}"
                 )
-        if sum(x is not None for x in (self.table, self.pictures, self.text)) != 1:
+        if len(features) != 1:
             raise ConfigError(
                 f"dataset '{self.name}' must have either a table, pictures or text"
             )
-        for array in (self.labels, self.ids, self.test_mask, self.groups):
-            if array is not None:
-                array.setflags(write=False)
+        for array in self._arrays().values():
+            array.setflags(write=False)
+
+    def _arrays(self) -> dict[str, Any]:
+        return self._present("labels", "ids", "test_mask", "groups")
+
+    def _present(self, *names: str) -> dict[str, Any]:
+        return {n: found for n in names if (found := getattr(self, n)) is not None}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -143,16 +140,14 @@ class Dataset:
 
     def take(self, rows: NDArray[np.int64]) -> Dataset:
         """Return the dataset of some rows."""
-        return replace(
-            self,
-            labels=self.labels[rows],
-            ids=self.ids[rows],
-            table=None if self.table is None else self.table.iloc[rows],
-            pictures=None if self.pictures is None else self.pictures.take(rows),
-            text=None if self.text is None else tuple(self.text[i] for i in rows),
-            test_mask=None if self.test_mask is None else self.test_mask[rows],
-            groups=None if self.groups is None else self.groups[rows],
-        )
+        parts = {name: part[rows] for name, part in self._arrays().items()}
+        if self.table is not None:
+            parts["table"] = self.table.iloc[rows]
+        if self.pictures is not None:
+            parts["pictures"] = self.pictures.take(rows)
+        if self.text is not None:
+            parts["text"] = tuple(self.text[i] for i in rows)
+        return replace(self, **parts)
 
     def split(
         self, seed: int, test_fraction: float = 0.2, valid_fraction: float = 0.0

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.simulations.datasets.types import InputSpec
-from flower_vfl.specs import build_from_spec, parse_spec
+from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
 from .bottom import CNN, MLP, ResNet20, WideDeep
 from .layers import BottomModel, conv_layers, dense_layers, input_kind
@@ -162,35 +161,19 @@ def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
     return built.takes
 
 
-def adam(lr: float = 1e-3, weight_decay: float = 0.0) -> partial[Adam]:
-    """Return a factory of Adam."""
-    return partial(Adam, lr=lr, weight_decay=weight_decay)
-
-
-def adamw(lr: float = 1e-3, weight_decay: float = 0.01) -> partial[AdamW]:
-    """Return a factory of AdamW."""
-    return partial(AdamW, lr=lr, weight_decay=weight_decay)
-
-
-def sgd(
-    lr: float = 0.01,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-) -> partial[SGD]:
-    """Return a factory of SGD."""
-    return partial(
-        SGD, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
-    )
-
-
-OPTIMIZERS: dict[str, Callable[..., partial[Any]]] = {
-    "adam": adam,
-    "adamw": adamw,
-    "sgd": sgd,
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": Adam,
+    "adamw": AdamW,
+    "sgd": partial(SGD, lr=0.01),
 }
+_TUNED = ("lr", "betas", "eps", "momentum", "weight_decay", "nesterov")
 
 
 def build_optimizer(text: str) -> partial[Optimizer]:
     """Return an optimizer factory for a config string."""
-    return build_from_spec("optimizer", text, OPTIMIZERS)
+    name, given = parse_spec(text)
+    check_name("optimizer", name, OPTIMIZERS)
+    for key in given:
+        check_name(f"parameter of the optimizer '{name}'", key, _TUNED)
+    kind = OPTIMIZERS[name]
+    return partial(kind, **typed_arguments("optimizer", name, given, kind, 1))

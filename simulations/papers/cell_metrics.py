@@ -61,9 +61,8 @@ def series(
         known = set(measured[list(sought)].agg(" ".join, axis=1))
         raise unknown_name("series", " ".join(sought.values()), known)
     if parties not in ("mean", "max"):
+        check_name(f"party of '{metric}'", parties, set(found["party"]))
         single = found[found["party"] == parties]
-        if single.empty:
-            raise unknown_name(f"party of '{metric}'", parties, set(found["party"]))
     chosen = _of_epochs(single, epochs, run.records["epoch"].max())
     summaries = chosen.groupby("party")["value"].agg(STATISTICS[statistic])
     if flipped:
@@ -106,8 +105,7 @@ def completion(
     found = run.records[run.records["metric"] == (LABELS_ONLY if alone else COMPLETION)]
     found = found[found["split"] == split]
     names = found["attack"].map(lambda text: parse_spec(text)[0])
-    if not names.eq(attack).any():
-        raise unknown_name("completion", attack, set(names))
+    check_name("completion", attack, set(names))
     return float(found["value"][names == attack].mean())
 
 
@@ -140,12 +138,9 @@ def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
     with np.load(run.folder / CAPTURE_FILE) as kept:
         rows, labels = kept[f"{EMBEDDING}/{party}"], kept[LABEL]
     # asked without rows, it leaves each row out of its own neighbours
-    nearest = (
-        NearestNeighbors(n_neighbors=k).fit(rows).kneighbors(return_distance=False)
-    )
-    votes = labels[nearest].astype(int)
-    guessed = [np.bincount(own).argmax() for own in votes]
-    return float(np.mean(guessed == labels))
+    known = NearestNeighbors(n_neighbors=k).fit(rows)
+    votes = labels[known.kneighbors(return_distance=False)].astype(int)
+    return float(np.mean([np.bincount(own).argmax() for own in votes] == labels))
 
 
 def nothing(run: Found) -> float:

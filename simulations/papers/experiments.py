@@ -109,17 +109,14 @@ class Experiment:
     def figure(self, labels: tuple[str, ...], column: str) -> str:
         """Return what the paper prints in a cell, or nothing."""
         names = [shown.name for shown in self.shown]
-        return dict(zip(names, self.figures.get(labels, []), strict=False)).get(
-            column, ""
-        )
+        printed = dict(zip(names, self.figures.get(labels, []), strict=False))
+        return printed.get(column, "")
 
     def reason(self, row: Row, column: str) -> str:
         """Return why our value differs from the paper's; empty if nobody knows."""
         cell = f"{row.name} / {column}"
-        for difference in self.differences:
-            if fnmatchcase(cell, difference.where):
-                return difference.text
-        return ""
+        known = (d.text for d in self.differences if fnmatchcase(cell, d.where))
+        return next(known, "")
 
 
 def experiment_names() -> list[str]:
@@ -188,10 +185,8 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _column(entry: Mapping[str, Any]) -> Column:
     own = {f.name for f in fields(Column)} - {"arguments"}
     arguments = {name: value for name, value in entry.items() if name not in own}
-    column = Column(
-        **{name: value for name, value in entry.items() if name in own},
-        arguments=arguments,
-    )
+    given = {name: value for name, value in entry.items() if name in own}
+    column = Column(**given, arguments=arguments)
     known = {**READINGS, **DERIVED}
     check_name("reading", column.reading, known)
     check_name("summary of seeds", column.seeds, OVER_SEEDS)
@@ -274,14 +269,11 @@ def _check(experiment: Experiment) -> None:
     for claim in experiment.claims:
         for row in filter(None, (claim.row, claim.above, claim.below)):
             check_name("row of a claim", row, rows)
-        if claim.row and claim.column not in names:
-            raise unknown_name("column of a claim", claim.column, names)
+        if claim.row:
+            check_name("column of a claim", claim.column, names)
     for column in experiment.columns:
-        if column.beside and column.beside not in last:
-            raise unknown_name("row to compare with", column.beside, last)
-        for other in (
-            *column.arguments.get("of", ()),
-            *column.arguments.get("over", ()),
-        ):
-            if column.reading in DERIVED and other not in names:
-                raise unknown_name("column", other, names)
+        if column.beside:
+            check_name("row to compare with", column.beside, last)
+        if column.reading in DERIVED:
+            for other in (*column.arguments["of"], *column.arguments["over"]):
+                check_name("column", other, names)

@@ -52,7 +52,6 @@ def _trial(experiment: Experiment, row: Row, seed: int) -> Trial:
 def run_experiment(
     experiment: Experiment,
     folder: Path,
-    *,
     seeds: int | None = None,
     workers: int = 1,
     quick: bool = False,
@@ -96,11 +95,8 @@ def measured(
     experiment: Experiment, study: Study, seeds: int | None = None
 ) -> pd.DataFrame:
     """Return one line for each finished row and seed: labels, seed, values."""
-    known = {
-        trial["digest"]: trial["key"]
-        for trial in study.trials
-        if trial["key"] in study.documents
-    }
+    made = [trial for trial in study.trials if trial["key"] in study.documents]
+    known = {trial["digest"]: trial["key"] for trial in made}
     lines = []
     for row in experiment.rows:
         for seed in _seeds(row, seeds):
@@ -118,14 +114,11 @@ def measured(
 
 def _read(experiment: Experiment, found: Found) -> dict[str, float]:
     values: dict[str, float] = {}
-    for column in experiment.columns:
-        if column.reading in READINGS:
-            read = READINGS[column.reading]
-            values[column.name] = read(found, **column.arguments)
-    for column in experiment.columns:
-        if column.reading in DERIVED:
-            derive = DERIVED[column.reading]
-            values[column.name] = derive(values, **column.arguments)
+    for known, source in ((READINGS, found), (DERIVED, values)):
+        for column in experiment.columns:
+            if column.reading in known:
+                read = known[column.reading]
+                values[column.name] = read(source, **column.arguments)
     return values
 
 
@@ -134,9 +127,7 @@ def saved_results(experiment: Experiment, folder: Path | None = None) -> pd.Data
     path = (folder or RESULTS) / f"{experiment.name}.csv"
     if not path.is_file():
         return pd.DataFrame()
-    texts = dict.fromkeys([*experiment.axes, RUN], str)
-    frame: pd.DataFrame = pd.read_csv(path, dtype=texts)
-    return frame
+    return pd.read_csv(path, dtype=dict.fromkeys([*experiment.axes, RUN], str))
 
 
 def save_results(
@@ -219,15 +210,13 @@ def cells_of(experiment: Experiment, frame: pd.DataFrame) -> Cells:
     if not frame.empty:
         groups = frame.groupby(list(experiment.axes), sort=False)
         found = {labels: own.set_index(SEED) for labels, own in groups}
+
+    def cell(labels: tuple[str, ...], column: Column) -> Cell:
+        paper = experiment.figure(labels, column.name)
+        return Cell(_values(found, labels, column), column, paper)
+
     return {
-        row.labels: [
-            Cell(
-                _values(found, row.labels, column),
-                column,
-                experiment.figure(row.labels, column.name),
-            )
-            for column in experiment.shown
-        ]
+        row.labels: [cell(row.labels, column) for column in experiment.shown]
         for row in experiment.rows
     }
 
@@ -276,10 +265,7 @@ def judge(claim: Claim, experiment: Experiment, cells: Cells) -> Verdict:
     beside = tuple(other for other in (above, below) if other is not None)
     if value is None or (not beside and claim.least is claim.most is None):
         return Verdict(value, (), None)
-    held = (
-        (claim.least is None or value >= claim.least)
-        and (claim.most is None or value <= claim.most)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    )
-    return Verdict(value, beside, held)
+    least, most = (claim.least, claim.most)
+    inside = (least is None or value >= least) and (most is None or value <= most)
+    beyond = (above is None or value > above) and (below is None or value < below)
+    return Verdict(value, beside, inside and beyond)

@@ -16,15 +16,8 @@ SMOKE = "smoke run: far too little data and training to mean anything"
 _TEMPLATES = Environment(
     loader=FileSystemLoader(PAPERS), trim_blocks=True, keep_trailing_newline=True
 )
-_OVERVIEW = (
-    "table",
-    "run with",
-    "figures of both",
-    "alike",
-    "differ unexplained",
-    "said and held",
-    "said and missed",
-)
+_OVERVIEW = ["table", "run with", "figures of both", "alike", "differ unexplained"]
+_OVERVIEW += ["said and held", "said and missed"]
 
 
 def command_of(experiment: Experiment, quick: bool = False) -> str:
@@ -94,11 +87,8 @@ def _notes(experiment: Experiment, cells: Cells, quick: bool) -> Iterator[str]:
     for claim in claims_of(experiment, cells):
         yield f"The paper: {claim}"
     for reason, where in differences_of(experiment, cells).items():
-        listed = "; ".join(where)
-        if reason:
-            yield f"Differs: {listed}. {reason}"
-        else:
-            yield f"Differs, **unexplained**: {listed}."
+        known = "" if reason else ", **unexplained**"
+        yield f"Differs{known}: {'; '.join(where)}. {reason}".rstrip()
 
 
 def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
@@ -109,10 +99,8 @@ def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
         ours = "" if found.value is None else f" Ours: {found.value:.3f}"
         if found.beside:
             ours += f" beside {' and '.join(f'{other:.3f}' for other in found.beside)}"
-        if found.held is not None:
-            ours += " (held)." if found.held else " (missed)."
-        elif ours:
-            ours += "."
+        if ours:
+            ours += {True: " (held).", False: " (missed).", None: "."}[found.held]
         lines.append(f"{claim.text}{ours}")
     return lines
 
@@ -191,14 +179,11 @@ def _one_line(cell: Cell, missing: str) -> str:
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
     experiments = [load_experiment(name) for name in experiment_names()]
-    frames = [saved_results(experiment) for experiment in experiments]
-    made = list(zip(experiments, frames, strict=True))
+    made = [(experiment, saved_results(experiment)) for experiment in experiments]
     counted = [_counted(experiment, frame) for experiment, frame in made]
     return _TEMPLATES.get_template("results.md").render(
         overview=markdown_table(_OVERVIEW, counted, left=len(_OVERVIEW)),
-        tables=[
-            (each.about["paper"], as_markdown(each, frame)) for each, frame in made
-        ],
+        tables=[(each.about["paper"], as_markdown(each, f)) for each, f in made],
     )
 
 
@@ -212,11 +197,7 @@ def _counted(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
     differing = differences_of(experiment, cells)
     unexplained = len(differing.pop("", []))
     judged = [judge(claim, experiment, cells).held for claim in experiment.claims]
-    counts = (
-        len(both),
-        len(both) - unexplained - sum(map(len, differing.values())),
-        unexplained,
-        judged.count(True),
-        judged.count(False),
-    )
+    alike = len(both) - unexplained - sum(map(len, differing.values()))
+    held, missed = judged.count(True), judged.count(False)
+    counts = (len(both), alike, unexplained, held, missed)
     return [title, _seeds(experiment, frame), *map(str, counts)]

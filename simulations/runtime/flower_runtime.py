@@ -72,16 +72,12 @@ def run_app(
     on_line: Callable[[str], None] | None = None,
 ) -> None:
     """Run a Flower app in Flower's simulation runtime and wait for its end."""
-    if os.name != "posix":
-        raise VerticalError(
-            "the Flower engine needs Linux or macOS; on Windows run it in WSL2, "
-            "or use the in-process engine"
-        )
+    needs = "" if os.name == "posix" else "Linux or macOS, on Windows WSL2"
     if importlib.util.find_spec("ray") is None:
-        raise VerticalError(
-            "the Flower engine needs Ray: pip install 'flower-vfl[sim]', "
-            "or use the in-process engine"
-        )
+        needs = "Ray: pip install 'flower-vfl[sim]'"
+    if needs:
+        text = f"the Flower engine needs {needs}; or use the in-process engine"
+        raise VerticalError(text)
     _check_settings(app, run_config)
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
     federation += " client-resources-num-gpus=0.0"
@@ -91,7 +87,8 @@ def run_app(
         home = folder / "flwr" if home is None else home.resolve()
         port = free_port()
         _write_home(home, port, run_config)
-        runtime = stack.enter_context(Runtime(home, folder))
+        runtime = Runtime(home, folder)
+        stack.callback(runtime.stop)
         runtime.start_servers(port, home)
         log: deque[str] = deque(maxlen=LAST_LINES)
         command = ["flwr", "run", str(app.resolve()), CONNECTION, "--stream"]
@@ -216,12 +213,6 @@ class Runtime:
         self._logs: dict[str, Path] = {}
         self._reaper = ProcessReaper(folder)
 
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def start(
         self,
         command: Sequence[str],
@@ -241,7 +232,6 @@ class Runtime:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            text=True,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,

@@ -188,10 +188,10 @@ def defense_spec(transform: GradientTransform) -> str:
             f"@{epoch} {_nested(part, PerParty, Scheduled)}"
             for epoch, part in transform.epochs.items()
         )
-    if isinstance(transform, Compose) and len(transform.parts) == 1:
-        return defense_spec(transform.parts["0"])
     if isinstance(transform, Compose):
         parts = transform.parts
+        if len(parts) == 1:
+            return defense_spec(parts["0"])
         inner = [_nested(part, PerParty, Scheduled) for part in parts.values()]
         return " | ".join(inner) or "none"
     for name, kind in DEFENSES.items():
@@ -263,3 +263,11 @@ class Defense:
     def spec(self) -> str:
         """The config string of the transforms."""
         return defense_spec(Compose(self.transforms))
+
+    @property
+    def name(self) -> str:
+        """The config string, or the classes of transforms that have none."""
+        try:
+            return self.spec
+        except ConfigError:
+            return " | ".join(type(each).__name__ for each in self.transforms)

@@ -17,17 +17,9 @@ from flwr.supercore import log
 from flower_vfl.errors import check_name
 from flower_vfl.grids.wrapped import WrappedGrid
 
+from . import settings
 from .pending_requests import PendingRequests, ServerSession
-from .settings import (
-    OPEN_RECORD,
-    OPEN_TYPE,
-    WIRE_DTYPES,
-    Endpoint,
-    Limits,
-    Pem,
-    SessionError,
-    SessionOffer,
-)
+from .settings import Endpoint, Limits, Pem, SessionError, SessionOffer
 from .stream_server import StreamServer
 
 _OPEN_TTL: Final = 30 * 24 * 3600.0
@@ -124,7 +116,7 @@ class ResidentGrid(WrappedGrid):
         limits: Limits | None = None,
     ) -> None:
         if wire_dtype is not None:
-            check_name("wire_dtype", wire_dtype, WIRE_DTYPES)
+            check_name("wire_dtype", wire_dtype, settings.WIRE_DTYPES)
         check_name("on_missing", on_missing, ("error", "plain"))
         super().__init__(grid)
         self._endpoint = Endpoint(
@@ -212,8 +204,10 @@ class ResidentGrid(WrappedGrid):
                 connect_timeout=timeout,
                 limits=self._limits,
             )
-            content = RecordDict({OPEN_RECORD: offer.to_record()})
-            messages.append(Message(content, node_id, OPEN_TYPE, ttl=_OPEN_TTL))
+            content = RecordDict({settings.OPEN_RECORD: offer.to_record()})
+            messages.append(
+                Message(content, node_id, settings.OPEN_TYPE, ttl=_OPEN_TTL)
+            )
         ids = self._grid.push_messages(messages)
         # Flower returns None, or too few ids, for messages that it did not accept.
         self._offer_ids.update({n: i for n, i in zip(node_ids, ids, strict=False) if i})
@@ -263,7 +257,7 @@ class ResidentGrid(WrappedGrid):
                 server.start()
                 if not reply.has_error():
                     reasons[node_id] = "did not connect in time"
-                    report = reply.content.config_records[OPEN_RECORD]
+                    report = reply.content.config_records[settings.OPEN_RECORD]
                     if report["state"] != "detached":
                         failed[node_id] = str(report.get("reason"))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:

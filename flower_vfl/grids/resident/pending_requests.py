@@ -14,18 +14,10 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
+from . import wire
 from .event_loop import SendQueue, flush
 from .settings import Limits
-from .wire import (
-    FRAME_OVERHEAD,
-    REQUEST,
-    Buffer,
-    WireError,
-    decode,
-    encode,
-    frame_head,
-    size,
-)
+from .wire import Buffer, WireError
 
 _FOREVER: Final = 365 * 24 * 3600.0
 _LARGE: Final = 64 << 10
@@ -81,7 +73,7 @@ class ServerSession:
 
     def _put(self, connection: SendQueue, request: Request) -> None:
         oldest = next(iter(self.unanswered))
-        head = frame_head(REQUEST, request.sequence, oldest)
+        head = wire.frame_head(wire.REQUEST, request.sequence, oldest)
         connection.put(head, *request.payload)
 
 
@@ -114,8 +106,8 @@ class PendingRequests:
             metadata.__dict__["_message_id"] = uuid4().hex
         for message in messages:
             metadata = message.metadata
-            payload = encode(message, self._wire_dtype)
-            excess = size(payload) + FRAME_OVERHEAD - self._limits.max_frame
+            payload = wire.encode(message, self._wire_dtype)
+            excess = wire.size(payload) + wire.FRAME_OVERHEAD - self._limits.max_frame
             with self.condition:
                 session = find(metadata.dst_node_id)
                 if isinstance(session, str):
@@ -134,7 +126,7 @@ class PendingRequests:
                         unsent.append(session.connection)
             # Waking the loop costs more than a small message. A large message leaves
             # while the next one is encoded.
-            if size(payload) > _LARGE:
+            if wire.size(payload) > _LARGE:
                 flush(unsent)
                 unsent = []
         flush(unsent)
@@ -148,7 +140,7 @@ class PendingRequests:
         if request is None:  # it was repeated, or came too late
             return
         try:
-            reply = _checked(decode(payload), request.message)
+            reply = _checked(wire.decode(payload), request.message)
         except WireError as problem:
             text = f"node {session.node_id} sent a bad reply: {problem}"
             log(WARNING, "Session: %s", text)

@@ -20,6 +20,7 @@ from flwr.supercore import log
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.residence import RESIDENT
 
+from . import wire
 from .authentication import Authentication, RefusedError, read_frame
 from .event_loop import SendQueue, flush
 from .settings import (
@@ -29,21 +30,7 @@ from .settings import (
     split_address,
     transport_options,
 )
-from .wire import (
-    END,
-    FRAME_OVERHEAD,
-    REPLY,
-    REQUEST,
-    Assembler,
-    Buffer,
-    WireError,
-    decode,
-    encode,
-    frame_head,
-    read_frame_head,
-    size,
-    split_frame,
-)
+from .wire import Assembler, Buffer, WireError
 
 _FIRST_DELAY: Final = 0.05
 _LAST_DELAY: Final = 1.0
@@ -210,9 +197,9 @@ class NodeSession:
     async def _authenticate(self, call: grpc.aio.StreamStreamCall) -> None:
         token = self._offer.token
         node = Authentication(self.context.run_id, self.context.node_id)
-        await call.write(split_frame([node.hello()])[0])
+        await call.write(wire.split_frame([node.hello()])[0])
         node.server_nonce = bytes(await read_frame(call))
-        await call.write(split_frame([node.node_proof(token)])[0])
+        await call.write(wire.split_frame([node.node_proof(token)])[0])
         node.check_server(token, await read_frame(call))
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> str | None:
@@ -227,11 +214,11 @@ class NodeSession:
     def _on_frame(self, frame: memoryview) -> str | None:
         """Handle a frame; return the reason if it ends the session."""
         kind = bytes(frame[:1])
-        if kind == REQUEST:
+        if kind == wire.REQUEST:
             self._received += 1
             self._executor.submit(self, frame)
             return None
-        if kind == END:
+        if kind == wire.END:
             return self._end_reason or bytes(frame[1:]).decode(errors="replace")
         raise WireError("the server sent a frame of an unknown kind")
 
@@ -252,7 +239,7 @@ class NodeSession:
         queue = self._queue
         if queue is not None:
             # The server answers this frame by ending the stream.
-            queue.put(END, reason.encode())
+            queue.put(wire.END, reason.encode())
             queue.close()
 
     # --- requests ---------------------------------------------------------------
@@ -260,7 +247,7 @@ class NodeSession:
     def answer(self, frame: memoryview) -> None:
         """Answer a request; repeat the reply if it was answered before."""
         try:
-            self._answer(*read_frame_head(frame))
+            self._answer(*wire.read_frame_head(frame))
         finally:
             self._answered += 1
             self._active_at = time.monotonic()
@@ -279,19 +266,19 @@ class NodeSession:
         queue = self._queue
         # Without a connection the server asks again later.
         if queue is not None:
-            queue.put(frame_head(REPLY, sequence), *reply)
+            queue.put(wire.frame_head(wire.REPLY, sequence), *reply)
             flush([queue])
 
     def _handle(self, payload: memoryview) -> list[Buffer]:
-        message = decode(payload)
+        message = wire.decode(payload)
         reply = call_app(self._app, message, self.context)
         limit = self._offer.limits.max_frame
-        parts = encode(reply, self._offer.wire_dtype or None)
-        if size(parts) + FRAME_OVERHEAD > limit:
-            text = f"the reply has {size(parts)} bytes, over the limit of {limit}"
+        parts = wire.encode(reply, self._offer.wire_dtype or None)
+        if wire.size(parts) + wire.FRAME_OVERHEAD > limit:
+            text = f"the reply has {wire.size(parts)} bytes, over the limit of {limit}"
             log(WARNING, "Node %s: %s", self.context.node_id, text)
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
-            parts = encode(Message(error, reply_to=message))
+            parts = wire.encode(Message(error, reply_to=message))
         return parts
 
 

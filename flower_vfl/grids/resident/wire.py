@@ -17,11 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.common.serde import (
-    config_record_to_proto,
-    message_from_proto,
-    metric_record_to_proto,
-)
+from flwr.common import serde
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
@@ -123,10 +119,10 @@ def encode(message: Message, wire_dtype: str | None = None) -> list[Buffer]:
                 arrays.items.append(ProtoArrayRecord.Item(key=name, value=head))
             items.append(new_item(key=key, array_record=arrays))
         elif isinstance(record, MetricRecord):
-            metrics = metric_record_to_proto(record)
+            metrics = serde.metric_record_to_proto(record)
             items.append(new_item(key=key, metric_record=metrics))
         else:
-            config = config_record_to_proto(record)
+            config = serde.config_record_to_proto(record)
             items.append(new_item(key=key, config_record=config))
     header = ProtoMessage(
         metadata=metadata_to_proto(message.metadata),
@@ -154,7 +150,7 @@ def _decode(view: memoryview) -> Message:
     entries = _ENTRY.iter_unpack(view[_HEAD.size : start])
     header = ProtoMessage.FromString(bytes(view[start : start + header_length]))
     rest = view[start + header_length :]
-    message = message_from_proto(header)
+    message = serde.message_from_proto(header)
     for record in message.content.values() if message.has_content() else ():
         if isinstance(record, ArrayRecord):
             for array in record.values():
