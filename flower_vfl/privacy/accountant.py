@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Guarantee:
         """Return what :meth:`to_text` wrote; an empty text is no protection."""
         try:
             return cls.from_dict(json.loads(text)) if text else cls(NONE)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"not a statement about label privacy: {error}") from None
 
     @classmethod
@@ -91,9 +91,11 @@ class Guarantee:
         """Return the guarantee of a result document; an old one has none."""
         if entries is None:
             return cls(NONE)
-        given = {**entries, "others": tuple(map(cls.from_dict, entries["others"]))}
-        found = cls(**given)
-        numbers = (found.epsilon or 0.0, found.delta, found.auc_bound)
+        others = tuple(map(cls.from_dict, entries.get("others", ())))
+        found = cls(**{**entries, "others": others})
+        numbers = [found.delta, found.auc_bound]
+        if found.mechanism not in (NONE, MARVELL) or found.epsilon is not None:
+            numbers.append(cast(float, found.epsilon))
         texts = all(isinstance(text, str) for text in (found.mechanism, found.scope))
         if not (texts and all(map(math.isfinite, numbers))):
             raise ConfigError("a statement about label privacy has unknown entries")

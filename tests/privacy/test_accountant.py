@@ -229,6 +229,7 @@ def test_a_statement_travels_as_text() -> None:
         {"auc_bound": "0.5"},
         {"auc_bound": math.nan},
         {"epsilon": math.inf},
+        {"epsilon": None},
         {"mechanism": 1},
         {"scope": None},
         {"others": [1]},

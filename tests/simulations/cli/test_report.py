@@ -60,9 +60,9 @@ def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> Non
     ]
     assert not any("missing" in (a.get("class") or "") for _, a in page.elements)
     charts = [a for tag, a in page.elements if tag == "figure"]
-    # 1 trade-off, 2 attacks x 2 parties, 1 utility, 4 x 2 gradients, 4 x 2 embeddings,
-    # 1 calibration, time and bytes
-    assert len(charts) == 1 + 4 + 1 + 8 + 8 + 1 + 2
+    # 1 trade-off, 2 attacks x 2 parties, privacy, utility, 4 x 2 gradients, 4 x 2
+    # embeddings, 1 calibration, time and bytes
+    assert len(charts) == 1 + 4 + 1 + 1 + 8 + 8 + 1 + 2
     assert path.stat().st_size < 1_500_000
     area = next(row for row in page.rows if row[0] == "marvell")
     assert area[2] == "2"  # settings of one curve
@@ -159,11 +159,11 @@ def test_pictures(
     code, out, _ = call(capsys, monkeypatch, "report", str(study_folder), *options)
     paths = json.loads(out)
     assert code == 0 and Path(paths["report"]).is_file()
-    assert len(paths["pictures"]) == 50
+    assert len(paths["pictures"]) == 52
     pictures = study_folder / PICTURES_FOLDER
     vectors, rasters = sorted(pictures.glob("*.svg")), sorted(pictures.glob("*.png"))
     assert [p.stem for p in vectors] == [p.stem for p in rasters]
-    assert len(vectors) == 25
+    assert len(vectors) == 26
     for vector, raster in zip(vectors, rasters, strict=True):
         root = ElementTree.parse(vector).getroot()
         width, height = float(root.attrib["width"]), float(root.attrib["height"])

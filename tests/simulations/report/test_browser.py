@@ -125,7 +125,7 @@ def test_every_chart_has_marks(
 ) -> None:
     draw(browser, report, width, dark)
     charts: list[list[Any]] = browser.run(CHARTS)
-    assert len(charts) == 25
+    assert len(charts) == 26
     for name, drawn, wide, high in charts:
         assert drawn > 0, name
         assert 200 < wide <= width and high > 100, name
@@ -276,5 +276,5 @@ def test_print(page: Page, tmp_path: Path) -> None:
     paper = page.run("getComputedStyle(document.body).backgroundColor")
     assert paper == "rgb(255, 255, 255)"  # ink is saved on a dark screen too
     assert count(page, "#filters") == 0
-    assert count(page, "figure") == 25
+    assert count(page, "figure") == 26
     page.call("Emulation.setEmulatedMedia", media="")
