@@ -144,7 +144,7 @@ class LabelParty(Party):
                 "labels",
                 "Give one label per row of features",
             )
-        if self.raw_labels is not None:
+        if self.raw_labels is not None and self.private is None:
             remedy = f"The objective is {type(self.objective).__name__}"
             with at_party(self.name, remedy):
                 self._labels = self.objective.encode(self.raw_labels).to(self.device)
@@ -156,7 +156,8 @@ class LabelParty(Party):
             named = range(self.own_rows) if self.ids is None else plain_list(self.ids)
             given = self._label_privacy, self.objective, self._labels, named
             with at_party(self.name, _REMEDY):
-                self.private = PrivateLabels(*given)
+                # once: a second hello must not bring true labels back
+                self.private = self.private or PrivateLabels(*given)
                 told = self.private.describe(told)
         return told
 
@@ -174,7 +175,7 @@ class LabelParty(Party):
         if self.private is not None:
             with at_party(self.name, _REMEDY):
                 self.private.check_run(config, self.defender)
-            self.choose_loss("", self.private.own_key(self.secret))
+            self.choose_loss("", self.private.own_key(self.secret, self.trust_server))
         else:
             self._fit_labels()
         shape = self.probe_shape()
@@ -272,13 +273,9 @@ class LabelParty(Party):
         measured: list[Measurement] = []
         if not self.defender.idle:
             given, seen = (leaving, labels.classes, step, epoch), Seen(received, rows)
+            real, true, last = labels.real, labels.true, index + 1 == len(self._batches)
             leaving, measured = self.defender.defend(
-                *given,
-                real=labels.real,
-                seen=seen,
-                late=late,
-                last=index + 1 == len(self._batches),
-                true_labels=labels.true,
+                *given, real=real, seen=seen, late=late, last=last, true_labels=true
             )
         metrics = outcome.metrics
         return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
@@ -385,6 +382,9 @@ class LabelParty(Party):
         if self.private is not None:
             with at_party(self.name, _REMEDY):
                 self.choose_loss(*self.private.saved(state))
+        elif state.get("label_draws") and self._labels is not None:
+            problem = "the run that is resumed had randomised labels"
+            raise PartyError(self.name, problem, _REMEDY)
         if self.model is not None:
             self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])

@@ -70,8 +70,8 @@ class LabelPrivacy:
         Range of the labels of a regression, publicly known; values are clipped to it.
     key : int | None (default: None)
         The secret that draws are made from, of up to 256 bits. None draws one for every
-        run; a run that is resumed keeps it. Trainings with the same key reveal no more
-        than one of them.
+        run; one that is resumed, or set up again, keeps it. Trainings with the same key
+        reveal no more than one of them.
     ledger : str (default: "")
         A file of the label party that keeps the key, and what trainings have revealed
         so far: those with other draws add up.
@@ -265,11 +265,19 @@ class PrivateLabels:
             fitting.append("forward")
         return fitting
 
-    def own_key(self, secret: int) -> int:
-        """Return the key of the draws: a given one, the ledger's, or the run's."""
-        if self._ledger is not None:
-            return self._ledger.key
-        return secret if self.privacy.key is None else self.privacy.key
+    @property
+    def _fixed_key(self) -> int | None:
+        return self.privacy.key if self._ledger is None else self._ledger.key
+
+    def own_key(self, secret: int, trusted: bool) -> int:
+        """Return the key of the draws: a given one, the ledger's, or the run's.
+
+        A server that is not `trusted` gets no other draws if it configures a run again.
+        """
+        known = self._fixed_key
+        if known is None and not trusted:
+            known = self.key or None
+        return secret if known is None else known
 
     def draw(self, key: int, training: Tensor) -> None:
         """Randomise all labels; canaries are among the training rows."""
@@ -291,10 +299,9 @@ class PrivateLabels:
             self.used = noisy.to(start.dtype)
 
     def _two_labels(self) -> Tensor:
-        """Return the two labels of canaries: the ends, or the most frequent classes."""
+        """Return the two labels of canaries: the ends of the range, or two classes."""
         if self._objective.task != "regression":
-            counts = torch.bincount(self.true.long(), minlength=2)
-            return counts.topk(2).indices.sort().values.to(self.true)
+            return torch.arange(2).to(self.true)
         ends = self.true.aminmax()
         low = ends.min if self.privacy.low is None else self.privacy.low
         high = ends.max if self.privacy.high is None else self.privacy.high
@@ -323,8 +330,9 @@ class PrivateLabels:
 
     def saved(self, state: Mapping[str, Any]) -> tuple[str, int]:
         """Return loss and key of a saved state; refuse one with other draws."""
-        key, own = int(state["label_key"], 16), self.state_dict()["label_draws"]
-        if state["label_draws"] != own or self.own_key(key) != key:
+        key, own = int(state.get("label_key", "0"), 16), self.state_dict()
+        same = state.get("label_draws") == own["label_draws"]
+        if not same or self._fixed_key not in (None, key):
             raise ConfigError(
                 "the run that is resumed had other draws of its labels: another key or "
                 "another mechanism"
@@ -343,7 +351,7 @@ class PrivateLabels:
         known = objective.calibration
         if known is not None:  # it says already whether the loss or the prediction
             fitting = ["forward" if known.when == "tr" else "plain"]
-        if loss == "auto":
+        if loss not in fitting and "auto" in (loss, self.privacy.loss):
             loss = DEFAULT_LOSS if DEFAULT_LOSS in fitting else fitting[0]
         if loss not in fitting:
             raise ConfigError(
