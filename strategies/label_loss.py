@@ -13,6 +13,7 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.parties.checkpoints import step_tag
 
 from .checkpoints import Checkpoints
+from .stopping import LOWER_IS_BETTER
 from .training import Training
 
 
@@ -30,18 +31,20 @@ def choose_label_loss(training: Training) -> None:
         log(INFO, "no validation rows: the label party keeps its own loss")
         return
     training.checkpoint(step_tag(0))
-    found = {}
+    stopping, found = training.strategy.early_stopping, {}
+    metric = (stopping.metric if stopping else None) or MAIN_METRIC[label.task]
+    better = min if metric in LOWER_IS_BETTER else max
     for loss in losses:
         training.restore(step_tag(0), loss)
-        found[loss] = _try(training)
-        log(INFO, "private labels with the loss '%s': %.4f", loss, found[loss])
-    best = max(found, key=lambda loss: found[loss])
-    training.restore(step_tag(0), best)
+        values = _try(training, metric)
+        found[loss] = better(values) if stopping else values[-1]
+        log(INFO, "loss '%s' of private labels: %s %.4f", loss, metric, found[loss])
+    training.restore(step_tag(0), better(found, key=lambda loss: found[loss]))
     training.state.label_losses = found
 
 
-def _try(training: Training) -> float:
-    """Train once, and return the metric of the validation rows."""
+def _try(training: Training, metric: str) -> list[float]:
+    """Train once, and return the metric of the validation rows after each epoch."""
     strategy = copy(training.strategy)
     strategy.checkpoints, strategy.trackers = Checkpoints(), []
     strategy.leakage, strategy.progress = None, False
@@ -52,10 +55,8 @@ def _try(training: Training) -> float:
         strategy.early_stopping = replace(stopping, restore_best=False)
     given = strategy, training.messenger, training.participants, training.epochs
     state = Training(*given).run()
-    metric = (stopping.metric if stopping else None) or MAIN_METRIC[label.task]
-    values = [
-        each["valid"][metric] for each in state.evaluate.values() if each["valid"]
-    ]
+    measured = (each["valid"] for each in state.evaluate.values())
+    values = [each[metric] for each in measured if metric in each]
     if not values:
         raise PartyError(
             label.name,
@@ -63,5 +64,4 @@ def _try(training: Training) -> float:
             "nothing about them",
             "Name a loss there: label-dp with loss=forward, or report its metrics",
         )
-    worse_first = sorted(values, reverse=metric == "loss") if stopping else values
-    return worse_first[-1]
+    return values
