@@ -93,10 +93,10 @@ def passive_at(context: Context) -> PassiveParty:
 
 def label_at(context: Context) -> LabelParty:
     """Return the label party of a node."""
-    config, rows = rows_at(context)
-    own = {k: context.node_config[k] for k in PRIVACY if k in context.node_config}
-    privacy = RunConfig.from_run_config(own).label_privacy()
-    return make_label(config, rows, _simulated(context), privacy)
+    rows, own = rows_at(context)[1], context.node_config
+    private = {k: own[k] for k in PRIVACY if k in own}  # wins over the run's settings
+    config = RunConfig.from_run_config({**context.run_config, **private})
+    return make_label(config, rows, _simulated(context))
 
 
 def aligning_at(context: Context) -> AlignmentSettings:

@@ -20,7 +20,6 @@ from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TEST, TRAIN, split_rows
-from flower_vfl.privacy import LabelPrivacy
 from flower_vfl.randomness import derive_seed
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
@@ -249,12 +248,9 @@ def _secret(config: RunConfig, trust_server: bool) -> int | None:
 
 
 def make_label(
-    config: RunConfig,
-    rows: PartyRows,
-    trust_server: bool = False,
-    label_privacy: LabelPrivacy | None = None,
+    config: RunConfig, rows: PartyRows, trust_server: bool = False
 ) -> LabelParty:
-    """Return the label party; its own label privacy wins over that of the settings."""
+    """Return the label party."""
     spec = rows.data.spec
     own = None if spec is None else build_bottom(config.bottom, spec, config.width)
     party = LabelParty(
@@ -269,7 +265,7 @@ def make_label(
         rows=len(rows.ids),
         trust_server=trust_server,
         build_defense=build_defense,
-        label_privacy=label_privacy or config.label_privacy(),
+        label_privacy=config.label_privacy(),
         imputation=Imputation(
             features=config.synthetic_features,
             labels=config.synthetic_labels,
