@@ -86,6 +86,11 @@ def subset_training(
     config: RunConfig, fraction: float, key: str
 ) -> tuple[SubsetTraining, Callable[[float], GAFM]]:
     """Return the training on a part of a run's rows, and what a value is tried with."""
+    if config.label_dp or config.label_budget:
+        raise ConfigError(
+            "settings are chosen by true labels, which label privacy does not cover; "
+            "leave out label-dp and label-budget, and use rows whose labels are public"
+        )
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
