@@ -142,7 +142,7 @@ def privacy_figures(report: Report) -> list[Figure]:
         return []
     frame = binned(rows, "epoch")
     x, y = _counted("epoch", frame), Axis("AUC bound", (0.49, 1.01))
-    chart = line_chart(frame, report.look, "Bound over the epochs", x, y)
+    chart = line_chart(frame, report.look, "Bound over the epochs", x, y, points=True)
     return [Figure("privacy", chart, "AUC bound from the first epoch on")]
 
 
