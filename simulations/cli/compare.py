@@ -22,9 +22,12 @@ from flower_vfl.simulations.printing import markdown_table, metric_name, text_ta
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import (
+    WHOLE_RUN,
     completions,
     largest_leaks,
     main_metric,
+    over_training,
+    shown_whole,
     utilities,
     whole_run,
 )
@@ -168,6 +171,8 @@ def table_document(study: Study) -> dict[str, Any]:
     steps = whole_run(records, "seconds_step").rename("step").to_frame()
     # a run without an evaluation has a utility that is not a number
     runs = steps.join(utilities(records)["value"]).join(methods.rename("method"))
+    trained = over_training(records)
+    runs = runs.join(trained)
     vanilla = runs["step"][runs["method"] == VANILLA].median()
     rows = []
     for method, own in runs.groupby("method", sort=False):
@@ -180,6 +185,7 @@ def table_document(study: Study) -> dict[str, Any]:
             "runs": len(own),
             "utility": _summary(own["value"]),
             "leaks": {attack: _summary(values) for attack, values in attacks},
+            **{n: _summary(own[n]) for n in trained if own[n].notna().any()},
             "seconds_per_step": step,
             "time_ratio": step / float(vanilla) if vanilla > 0 else None,
         }
@@ -197,7 +203,9 @@ def _summary(values: pd.Series[float]) -> dict[str, float]:
 
 
 def _attacks(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(attack for row in rows for attack in row["leaks"]))
+    """Return the heads of the columns of attacks, and of figures of whole runs."""
+    heads = [attack for row in rows for attack in row["leaks"]]
+    return list(dict.fromkeys([*heads, *shown_whole(rows).values()]))
 
 
 def screen_tables(document: Row) -> Iterator[Table]:
@@ -236,9 +244,9 @@ def _utility(row: Row) -> list[str]:
 
 
 def _leak(row: Row, attack: str) -> str:
-    if attack not in row["leaks"]:
+    known = row["leaks"] | {head: row.get(name) for name, head in WHOLE_RUN.items()}
+    if not (found := known.get(attack)):
         return ""
-    found = row["leaks"][attack]
     return f"{found['mean']:.3f}" + (f"\n±{found['sd']:.3f}" if row["runs"] > 1 else "")
 
 

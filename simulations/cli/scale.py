@@ -1,7 +1,7 @@
 """``flower-vfl scale``: leakage and cost as the number of passive parties grows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,18 @@ import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations.config import DATA, RUN, RunConfig
 from flower_vfl.simulations.parties import divided_dataset
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
 from flower_vfl.simulations.results import RUN as KEY
 from flower_vfl.simulations.runtime.engines import can_watch_memory, set_log
 from flower_vfl.simulations.studies.run_metrics import (
+    BEYOND_MODEL,
+    WHOLE_RUN,
     leaks,
     main_metric,
+    over_training,
     utilities,
     whole_run,
 )
@@ -55,6 +59,9 @@ DEFAULT = RunConfig(
 _FILES = ("passive", "label_party", "id_column", "label_column", "task", "missing")
 
 
+Leaks = dict[str, tuple[float, float, float]]  # mean, worst and coalition, by attack
+
+
 @dataclass(frozen=True)
 class Size:
     """What was found with one number of passive parties, mean over seeds."""
@@ -63,10 +70,12 @@ class Size:
     columns: tuple[int, int]
     metric: str
     utility: float
-    leaks: dict[str, tuple[float, float, float]]
+    leaks: Leaks
     seconds: float
     traffic: float
     memory: float | None
+    beyond: Leaks = field(default_factory=dict)  # of stale attacks: beyond the model
+    bound: float | None = None  # AUC bound of the whole training
 
 
 @takes_settings(DEFAULT, without=("parties", "split", "watch_memory", "drop", *_FILES))
@@ -194,24 +203,29 @@ def found_sizes(study: Study) -> list[Size]:
 
 def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
     memory = whole_run(bare, "memory_peak")
+    trained = over_training(leaking)
     return Size(
         parties=config.parties,
         columns=columns_of(config, config.parties),
         metric=main_metric(leaking),
         utility=float(utilities(leaking)["value"].mean()),
-        leaks=_leaks(leaking),
+        leaks=_leaks(leaking, "leak"),
+        beyond=_leaks(leaking, "beyond"),
+        bound=float(trained[RUN_AUC_BOUND].mean())
+        if RUN_AUC_BOUND in trained
+        else None,
         seconds=float(whole_run(bare, "seconds_step").mean()),
         traffic=float(whole_run(bare, "bytes_step").mean()),
         memory=None if memory.empty else float(memory.mean()),
     )
 
 
-def _leaks(records: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+def _leaks(records: pd.DataFrame, column: str) -> Leaks:
     """Return mean, worst and coalition of each attack, mean over the runs."""
-    found = leaks(records).query("layer == '' and not random")
+    found = leaks(records).query("layer == '' and not random").dropna(subset=column)
     by = [KEY, "attack"]
-    single = found[~found["coalition"]].groupby(by, sort=False)["leak"]
-    joint = found[found["coalition"]].groupby(by)["leak"].max()
+    single = found[~found["coalition"]].groupby(by, sort=False)[column]
+    joint = found[found["coalition"]].groupby(by)[column].max()
     # without a coalition the best that anybody can do is what one party does
     both = single.agg(["mean", "max"]).assign(together=joint)
     both = both.assign(together=both["together"].fillna(both["max"]))
@@ -253,13 +267,18 @@ def table_of(found: Sequence[Size]) -> tuple[list[str], list[list[str]]]:
     first = found[0]
     head = ["parties", "columns", metric_name(first.metric)]
     head += [attack.replace(":", ": ") for attack in first.leaks]
+    head += [f"{attack}, {WHOLE_RUN[BEYOND_MODEL]}" for attack in first.beyond]
+    shown = bool(first.beyond) and all(size.bound is not None for size in found)
+    head += [WHOLE_RUN[RUN_AUC_BOUND]] if shown else []
     head += ["ms per step", "KiB per step", "MiB"]
     rows = []
     for size in found:
         few, many = size.columns
         cells = [str(size.parties), str(few) if few == many else f"{few}-{many}"]
         cells.append(f"{size.utility:.3f}")
-        cells += [" / ".join(f"{v:.2f}" for v in size.leaks[a]) for a in first.leaks]
+        for own, known in ((size.leaks, first.leaks), (size.beyond, first.beyond)):
+            cells += [" / ".join(f"{v:.2f}" for v in own[attack]) for attack in known]
+        cells += [f"{size.bound:.2f}"] if shown else []
         cells += [f"{size.seconds * 1e3:.2f}", f"{size.traffic / 1024:.1f}"]
         cells.append("" if size.memory is None else f"{size.memory / 2**20:.0f}")
         rows.append(cells)

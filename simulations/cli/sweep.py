@@ -17,6 +17,7 @@ from flower_vfl.simulations.studies.methods import (
     parse_values,
     sweep_trials,
 )
+from flower_vfl.simulations.studies.run_metrics import shown_whole
 from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
@@ -101,6 +102,9 @@ def _show(found: dict[str, Any], table: str) -> None:
     """Print the points of every curve, the area under each, and the table's path."""
     heads = ["defense", "setting", metric_name(found["metric"])]
     heads += ["largest leak", "privacy", "utility"]
+    listed = [point for curve in found["curves"].values() for point in curve["points"]]
+    whole = shown_whole(listed)
+    heads += whole.values()
     points, areas = [], []
     for defense, curve in found["curves"].items():
         areas.append([defense, f"{curve['area']:.3f}"])
@@ -109,6 +113,7 @@ def _show(found: dict[str, Any], table: str) -> None:
             attack = max(point["leaks"], key=point["leaks"].__getitem__)
             leak = f"{point['leaks'][attack]:.3f} {attack}"
             figures = [f"{point[name]:.3f}" for name in ("x", "y")]
+            figures += [f"{point[n]:.3f}" if n in point else "" for n in whole]
             points.append([defense, setting, f"{point['utility']:.3f}", leak, *figures])
     console = Console(highlight=False)
     console.print(text_table(heads, points, left=2))

@@ -5,14 +5,22 @@ Every function takes what :func:`flower_vfl.simulations.results.tables` returns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pandas as pd
 
+from flower_vfl.leakage.attacks.registry import STALE
 from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
 from flower_vfl.specs import parse_spec
 from flower_vfl.transform import AUC_BOUND
 
+BEYOND_MODEL = "beyond_model"
+# Figures of a whole training, and their heads in tables.
+WHOLE_RUN = {BEYOND_MODEL: "beyond the model", RUN_AUC_BOUND: "bound of the run"}
 _SPLITS = ("test", "valid", "train")
 # What a metric says: whether a batch was flipped, and whether its rows were random.
 _LEAKS = {
@@ -49,9 +57,13 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     For classes it is the mean leak AUC a over the batches, or 1 − a if that is larger:
     an attack that is reliably wrong is right when reversed. For a regression it is the
     mean of |ρ|. `flipped` is the mean of batches that were flipped one by one, `random`
-    marks random gradients, and `coalition` parties that share their gradients.
+    marks random gradients, and `coalition` parties that share their gradients. The leak
+    of a stale attack is that of the last epoch, and `beyond` what it is above the leak
+    of the model's own predictions for the same rows.
     """
     found = records[records["metric"].isin(_LEAKS)]
+    last = found.groupby([RUN, "attack"])["step"].transform("max")
+    found = found[~_stale(found["attack"]) | (found["step"] == last)]
     kinds = found["metric"].map(_LEAKS)
     found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
     by = [RUN, "attack", "layer", "party", "random"]
@@ -61,14 +73,45 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     regression = wide[RUN].map(utilities(records)["regression"]).eq(True)
     leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
     coalition = wide["party"].str.contains("+", regex=False)
-    return wide.assign(leak=leak, coalition=coalition)
+    known = final_metrics(records).query("name == 'train_model_leak'")
+    model = wide[RUN].map(known.drop_duplicates(RUN).set_index(RUN)["value"])
+    beyond = (leak - model).where(_stale(wide["attack"]))
+    return wide.assign(leak=leak, coalition=coalition, beyond=beyond)
+
+
+def _stale(attacks: pd.Series[str]) -> pd.Series[bool]:
+    return attacks.str.split(":").str[0].eq(STALE)
 
 
 def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
     """Return what each attack finds at the party where it finds most, by run."""
     found = leaks(records).query("layer == '' and not random and not coalition")
-    groups = found.groupby([RUN, "attack"], sort=False)[["leak", "flipped"]]
-    return groups.max().reset_index()
+    kinds = ["leak", "flipped", "beyond"]
+    return found.groupby([RUN, "attack"], sort=False)[kinds].max().reset_index()
+
+
+def over_training(records: pd.DataFrame) -> pd.DataFrame:
+    """Return what is known about a whole training, one row for each run.
+
+    Columns are what a stale attack finds beyond the model, and the AUC bound; those
+    that no run has are left out.
+    """
+    beyond = largest_leaks(records).groupby(RUN)["beyond"].max()
+    stated = records[records["metric"] == RUN_AUC_BOUND].sort_values("epoch")
+    bound = stated.groupby(RUN)["value"].last()
+    found = pd.DataFrame(dict(zip(WHOLE_RUN, (beyond, bound), strict=True)))
+    return found.dropna(axis="columns", how="all")
+
+
+def shown_whole(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return which figures of whole trainings a table shows, and their heads.
+
+    None without a stale attack, which looks at whole trainings too.
+    """
+    if not any(BEYOND_MODEL in row for row in rows):
+        return {}
+    known = {name for row in rows for name in row}
+    return {name: head for name, head in WHOLE_RUN.items() if name in known}
 
 
 def completions(records: pd.DataFrame) -> pd.DataFrame:
@@ -117,5 +160,7 @@ def run_columns(records: pd.DataFrame) -> pd.DataFrame:
         .assign(name="seconds_per_step"),
     ]
     whole = pd.concat([part[[RUN, "name", "value"]] for part in parts])
+    whole = whole.drop_duplicates([RUN, "name"])  # training rows may be evaluated twice
     wide = whole.pivot(index=RUN, columns="name", values="value")
-    return wide[list(whole["name"].unique())].rename_axis(columns=None)
+    wide = wide[list(whole["name"].unique())].rename_axis(columns=None)
+    return wide.join(over_training(records))

@@ -18,7 +18,7 @@ import pandas as pd
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.results import RUN
 
-from .run_metrics import largest_leaks, main_metric, utilities
+from .run_metrics import largest_leaks, main_metric, over_training, utilities
 from .study import Study
 
 SEED, DEFENSE = "seed", "defense"
@@ -70,6 +70,7 @@ def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataF
     attack is left out.
     """
     found, leaks = utilities(records), largest_leaks(records)
+    trained = over_training(records)
     found = found[np.isfinite(found["value"]) & found.index.isin(leaks[RUN])]
     points = {}
     for setting, own in found.groupby(settings.reindex(found.index), sort=False):
@@ -84,6 +85,7 @@ def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataF
             "y": usefulness(first["metric"], utility),
             "seeds": len(own),
         }
+        points[setting] |= trained.reindex(own.index).mean().dropna().to_dict()
     return pd.DataFrame.from_dict(points, orient="index")
 
 
@@ -97,6 +99,7 @@ def tradeoff(study: Study) -> dict[str, Any]:
     for setting, point in found.to_dict("index").items():
         own = {str(n): v for n, v in labels[settings == setting].iloc[0].items()}
         own = {name: str(value) for name, value in own.items() if pd.notna(value)}
+        point = {key: value for key, value in point.items() if value == value}
         points.setdefault(own.pop(DEFENSE), []).append({"labels": own} | point)
     curves: dict[str, dict[str, Any]] = {}
     for defense, listed in points.items():
