@@ -194,15 +194,15 @@ class LabelParty(Party):
 
     def choose_loss(self, loss: str, key: int | None = None) -> None:
         """Draw the labels that training sees, and learn them with a loss."""
-        private = self.private
-        assert private is not None and self._label_privacy is not None
-        training, _ = self._label_imputer.labelled(self.configured().rows("train"))
-        gaps = len(training) < self.configured().size("train")
+        assert (private := self.private) is not None
+        rows = self.configured().rows("train")
+        own, held = self._label_imputer.labelled(rows)
+        gaps, known = len(own) < len(rows), rows if held is None else rows[held]
         with at_party(self.name, _REMEDY):
-            private.draw(private.key if key is None else key, training)
+            private.draw(private.key if key is None else key, own, known)
             self._labels = private.used
             self._fit_labels()
-            private.choose(loss or self._label_privacy.loss, gaps)
+            private.choose(loss or private.privacy.loss, gaps)
         if self.defender.monitor is not None:
             self.defender.monitor.canaries = private.canaries
 

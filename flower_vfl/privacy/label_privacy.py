@@ -279,13 +279,20 @@ class PrivateLabels:
             known = self.key or None
         return secret if known is None else known
 
-    def draw(self, key: int, training: Tensor) -> None:
-        """Randomise all labels; canaries are among the training rows."""
+    def draw(self, key: int, training: Tensor, numbers: Tensor) -> None:
+        """Randomise all labels; canaries are among the own rows of the training rows.
+
+        `numbers` are those that the training rows have in the run.
+        """
         start, self.key = self.true.clone(), key
-        if self.privacy.canaries:
-            self.canaries = self._choose_canaries(key, training)
-            pair = self._two_labels()
-            start[self.canaries.rows] = pair[self.canaries.sides]
+        if count := self.privacy.canaries:
+            allowed = f"at most half of the {len(training)} training rows"
+            require(count <= len(training) // 2, "canaries", allowed, count)
+            stream = Noise(key, "canaries")
+            chosen = stream.permutation(len(training))[:count].to(training.device)
+            sides = (stream.uniform((count,), torch.float64) < 0.5).long().to(chosen)
+            start[training[chosen]] = self._two_labels()[sides]
+            self.canaries = Canaries(numbers[chosen], sides)
         self.used = self._noisy = self._known = start
         if self.mechanism is None:
             return
@@ -306,15 +313,6 @@ class PrivateLabels:
         low = ends.min if self.privacy.low is None else self.privacy.low
         high = ends.max if self.privacy.high is None else self.privacy.high
         return torch.tensor([float(low), float(high)]).to(self.true)
-
-    def _choose_canaries(self, key: int, training: Tensor) -> Canaries:
-        count = self.privacy.canaries
-        allowed = f"at most half of the {len(training)} training rows"
-        require(count <= len(training) // 2, "canaries", allowed, count)
-        stream = Noise(key, "canaries")
-        chosen = training[stream.permutation(len(training))[:count].to(training.device)]
-        sides = (stream.uniform((count,), torch.float64) < 0.5).long()
-        return Canaries(chosen, sides.to(training.device))
 
     def batch(self, labels: BatchLabels, rows: Tensor | None) -> BatchLabels:
         """Return the labels of a batch as the loss, transforms and meter take them."""
