@@ -124,8 +124,7 @@ class LabelParty(Party):
         self.private: PrivateLabels | None = None
         self._shapes: dict[str, Shape] = {}
         self._evaluation = Evaluation()
-        calibration = imputation.calibration
-        self._label_imputer = LabelImputer(self.imputer, imputation.labels, calibration)
+        self._label_imputer = LabelImputer(self.imputer, imputation)
 
     @property
     def own_rows(self) -> int:
@@ -194,7 +193,8 @@ class LabelParty(Party):
 
     def choose_loss(self, loss: str, key: int | None = None) -> None:
         """Draw the labels that training sees, and learn them with a loss."""
-        assert (private := self.private) is not None
+        private = self.private
+        assert private is not None
         rows = self.configured().rows("train")
         own, held = self._label_imputer.labelled(rows)
         gaps, known = len(own) < len(rows), rows if held is None else rows[held]

@@ -32,7 +32,7 @@ from flower_vfl.specs import build_from_spec
 
 from .feature_imputer import FeatureImputer
 from .labels import LABEL_SYNTHESIZERS, RandomPred, UnlabelledBatch, class_counts
-from .row_index import RowIndex
+from .row_index import Imputation, RowIndex
 
 When = Literal["te", "tr"]
 WHEN: tuple[When, ...] = get_args(When)
@@ -159,7 +159,8 @@ class BatchLabels:
 class LabelImputer:
     """Returns the labels of the rows of a run and imputes missing ones."""
 
-    def __init__(self, rows: FeatureImputer, labels: str, calibration: str) -> None:
+    def __init__(self, rows: FeatureImputer, imputation: Imputation) -> None:
+        labels, calibration = imputation.labels, imputation.calibration
         self._rows = rows
         kind = "kind of synthetic labels"
         self._synthesizer = build_from_spec(kind, labels, LABEL_SYNTHESIZERS)
