@@ -11,8 +11,8 @@ Marvell, GAFM and LADSG: the bound for the whole training, the test metric, what
 stale attack finds at the party where it finds most, and how much of that is beyond what
 the model's own predictions tell about the same rows. Means over the seeds, with the
 standard error of the test metric. The settings of label privacy (mechanism, loss,
-dropout, number of epochs) are those with the best mean over the seeds on randomised
-validation rows; test rows are not looked at. ``canaries`` audits runs with a bound of
+dropout, number of epochs) are those with the best mean on the randomised validation
+rows of other seeds; test rows are not looked at. ``canaries`` audits runs with a bound of
 0.9, and one whose labels are drawn anew in every epoch, which must exceed it.
 ``together`` compares one of eight parties with all of them. ``--workers`` runs at once.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from typing import Any
@@ -39,8 +39,10 @@ from flower_vfl.simulations.results import RUN, table, tables
 from flower_vfl.simulations.runtime.engines import run_in_process
 from flower_vfl.simulations.studies.run_metrics import largest_leaks, leaks, utilities
 
-EPOCHS = {"credit-default": 16, "spambase": 16, "digits": 40}
-MODELS = ("auto", "mlp:hidden=64,dropout=0.5")
+Settings = dict[str, Any]
+EPOCHS = {"credit-default": (5, 10, 20), "spambase": (4, 8, 16), "digits": (10, 20, 40)}
+_MODELS = ("auto", "mlp:hidden=64,dropout=0.5")
+MODELS = {"credit-default": _MODELS, "spambase": _MODELS, "digits": _MODELS}
 KINDS = (
     "loss=plain",
     "loss=unbiased",
@@ -49,13 +51,13 @@ KINDS = (
     "mechanism=gaussian,loss=forward",
 )
 RANGES = {"diabetes": "low=25,high=346", "boston": "low=5,high=50"}
-OTHERS: dict[str, dict[str, str]] = {
+OTHERS: dict[str, Settings] = {
     "none": {},
     "marvell:s=1": {"defense": "marvell:s=1"},
     "marvell:s=4": {"defense": "marvell:s=4"},
     "marvell:s=16": {"defense": "marvell:s=16"},
-    "marvell:auc=0.75,over=run": {"defense": "marvell:auc=0.75,over=run,epochs=16"},
-    "gafm": {"objective": "gafm", "width": "1", "aggregation": "mean"},
+    "marvell:auc=0.75,over=run": {"defense": "marvell:auc=0.75,over=run,epochs=20"},
+    "gafm": {"objective": "gafm", "width": 1, "aggregation": "mean"},
     "ladsg": preset("ladsg"),
 }
 
@@ -83,75 +85,46 @@ def drawn_anew(config: RunConfig) -> dict[str, Any]:
 
 def base(dataset: str, seed: int, **settings: Any) -> RunConfig:
     """Return the settings of a run; everything else is the default."""
-    known = {"epochs": EPOCHS.get(dataset, 20), "valid_fraction": 0.1, **settings}
+    longest = EPOCHS.get(dataset, (20,))[-1]
+    known = {"epochs": longest, "valid_fraction": 0.1, **settings}
     return RunConfig(dataset=dataset, seed=seed, reproducible_noise=True, **known)
 
 
-def curves(documents: Sequence[Mapping[str, Any]], metric: str) -> pd.DataFrame:
-    """Return a metric of validation and test rows by epoch, one column per run."""
-    found = tables({str(i): d for i, d in enumerate(documents)})
-    found = found.query("metric == @metric and step > 0 and party == ''")
-    return found.pivot_table(index="epoch", columns=["split", RUN], values="value")
-
-
-def tuned(
-    pool: ProcessPoolExecutor, dataset: str, limit: str, seeds: Sequence[int], name: str
-) -> tuple[dict[str, Any], pd.Series]:
-    """Return the settings that validation rows choose, and the test metric by seed."""
-    grid = list(product(MODELS if dataset != "digits" else MODELS[:1], KINDS))
-    given = [
-        {"bottom": model, "label_dp": f"{limit},{kind}", "evaluate_every": 1}
-        for model, kind in grid
+def tuned(pool: ProcessPoolExecutor, limit: str, given: argparse.Namespace) -> Settings:
+    """Return the settings that the validation rows of other seeds choose."""
+    grid = [
+        {"bottom": model, "label_dp": f"{limit},{kind}"}
+        for model, kind in product(MODELS[given.dataset], KINDS)
     ]
-    configs = [base(dataset, seed, **each) for each in given for seed in seeds]
-    documents = list(pool.map(one_run, configs))
-    best: tuple[float, dict[str, Any], pd.Series] | None = None
-    for i, each in enumerate(given):
-        own = curves(documents[i * len(seeds) : (i + 1) * len(seeds)], name)
-        mean = own["valid"].mean(axis=1)
-        epoch = int(mean.idxmax())
-        print(
-            f"  {limit}, {each['bottom']}, {each['label_dp'].partition(',')[2]}: "
-            f"{epoch} epochs, valid {mean[epoch]:.4f}",
-            flush=True,
-        )
-        if best is None or mean[epoch] > best[0]:
-            settings = {**each, "epochs": epoch}
-            best = float(mean[epoch]), settings, own["test"].loc[epoch]
-    assert best is not None
-    return best[1], best[2]
+    seeds = range(100, 100 + given.tuning)
+    configs = [base(given.dataset, seed, **each) for each in grid for seed in seeds]
+    found = tables({str(i): d for i, d in enumerate(pool.map(one_run, configs))})
+    found = found.query("split == 'valid' and metric == @given.metric and step > 0")
+    found = found[found["epoch"].isin(EPOCHS[given.dataset])]
+    means = found.groupby([found[RUN].astype(int) // len(seeds), "epoch"])["value"]
+    for (place, epoch), value in means.mean().items():
+        print(f"  {grid[place]}, {epoch} epochs: valid {value:.4f}", flush=True)
+    place, epoch = means.mean().idxmax()
+    print(f"  chosen: {grid[place]}, {epoch} epochs", flush=True)
+    return {**grid[place], "epochs": int(epoch)}
 
 
-def show(name: str, bound: str, tests: pd.Series, found: pd.DataFrame | None) -> None:
+def show(name: str, bound: str, tests: pd.Series, found: pd.DataFrame) -> None:
     """Print one line of the table."""
-    leak, beyond = ("", "") if found is None else _means(found)
+    leak, beyond = f"{found['leak'].mean():.3f}", f"{found['beyond'].mean():+.3f}"
     error = tests.std() / len(tests) ** 0.5 if len(tests) > 1 else 0.0
-    cells = f"{bound:>8}{tests.mean():>10.4f} ± {error:.4f}{leak:>10}{beyond:>10}"
-    print(f"{name:<34}{cells}", flush=True)
-
-
-def _means(found: pd.DataFrame) -> tuple[str, str]:
-    return f"{found['leak'].mean():.3f}", f"{found['beyond'].mean():+.3f}"
+    cells = f"{bound:>8}{tests.mean():>10.4f} ± {error:.4f}{leak:>8}{beyond:>9}"
+    print(f"{name:<54}{cells}", flush=True)
 
 
 def utility(pool: ProcessPoolExecutor, given: argparse.Namespace) -> None:
     """Print the table of one dataset."""
     dataset, seeds, metric = given.dataset, range(given.seeds), given.metric
-    rows = []
-    for limit in given.limits.split(";"):
-        settings, tests = tuned(pool, dataset, limit, seeds, metric)
-        configs = [base(dataset, s, attack="stale", **settings) for s in seeds]
-        documents = list(pool.map(one_run, configs))
-        shown = f"label-dp:{settings['label_dp']}"
-        print(f"  chosen: {settings}")
-        rows.append((shown, documents, tests))
-    print(f"{dataset:<34}{'bound':>8}{f'test {metric}':>19}{'stale':>10}{'beyond':>10}")
-    for shown, documents, tests in rows:
-        bound = f"{documents[0]['label_privacy']['auc_bound']:.3f}"
-        show(shown, bound, tests, _stale(documents))
-    for name, settings in OTHERS.items():
-        typed = {k: int(v) if k == "width" else v for k, v in settings.items()}
-        known = {"attack": "stale", "defense_at": "label", **typed}
+    chosen = [tuned(pool, limit, given) for limit in given.limits.split(";")]
+    lines = {f"label-dp:{each['label_dp']}": each for each in chosen} | OTHERS
+    print(f"{dataset:<54}{'bound':>8}{f'test {metric}':>19}{'stale':>8}{'beyond':>9}")
+    for name, settings in lines.items():
+        known = {"attack": "stale", "defense_at": "label", **settings}
         configs = [base(dataset, seed, **known) for seed in seeds]
         documents = list(pool.map(one_run, configs))
         promised = documents[0]["label_privacy"]
@@ -170,13 +143,13 @@ def _stale(documents: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def regression(pool: ProcessPoolExecutor, given: argparse.Namespace) -> None:
     """Print Pearson's rho of two datasets over ε."""
     seeds = range(given.seeds)
-    print(f"{'':<34}{'bound':>8}{'test rho':>19}{'stale':>10}{'beyond':>10}")
+    print(f"{'':<54}{'bound':>8}{'test rho':>19}{'stale':>8}{'beyond':>9}")
     for dataset, ends in RANGES.items():
         for epsilon in ("none", "8", "4", "2", "1", "0.5"):
             for loss in ("plain", "forward") if epsilon != "none" else ("",):
                 text = f"epsilon={epsilon},{ends},loss={loss}" if loss else ""
-                known = {"attack": "stale:score=direct", "label_dp": text}
-                configs = [base(dataset, s, epochs=20, **known) for s in seeds]
+                known = {"attack": "stale:score=direct", "label_dp": text, "epochs": 20}
+                configs = [base(dataset, s, **known) for s in seeds]
                 documents = list(pool.map(one_run, configs))
                 bound = documents[0]["label_privacy"]["auc_bound"]
                 name = f"{dataset}, epsilon {epsilon}, {loss or 'squared error'}"
@@ -255,6 +228,7 @@ def main() -> None:
     parser.add_argument("--limits", default="auc=0.75;auc=0.65")
     parser.add_argument("--metric", default="auc")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tuning", type=int, default=5, help="seeds of validation")
     parser.add_argument("--audits", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
