@@ -229,6 +229,39 @@ def test_leaks_are_flipped_after_the_mean_and_the_largest_single_party_counts() 
     assert largest_leaks(records)["leak"].tolist() == [pytest.approx(0.95)]
 
 
+def test_a_stale_leak_is_that_of_the_last_epoch_less_what_the_model_tells() -> None:
+    stale = "stale:score=cosine"
+    late = [
+        row | {"step": 8, "epoch": 2}
+        for row in [
+            *leak_rows({"norm": 0.8, stale: 0.9}),
+            *leak_rows({stale: 0.95}, "passive-2"),
+            *leak_rows({stale: 0.99}, "passive-1+passive-2"),
+        ]
+    ]
+    early = leak_rows({"norm": 0.6, stale: 0.6})
+    model = [
+        row | {"step": 8, "epoch": 2}
+        for row in evaluation_rows("train", auc=0.85, model_leak=0.85)
+    ]
+    bounds = [
+        {"metric": "run_auc_bound", "step": 0, "epoch": epoch, "value": value}
+        for epoch, value in ((2, 0.9), (1, 0.7))
+    ]
+    given = [*early, *late, *bounds, *evaluation_rows(auc=0.9)]
+    records = records_of(*given, *model, *model)  # evaluated twice
+    row = run_columns(records).loc["a"]
+    assert row["leak_norm"] == pytest.approx(0.7)
+    assert (row[f"leak_{stale}/passive-1"], row[f"leak_{stale}"]) == (0.9, 0.95)
+    assert row["beyond_model"] == pytest.approx(0.1)
+    assert row["run_auc_bound"] == 0.9
+    found = leaks(records).set_index(["attack", "party"])["beyond"]
+    assert found[stale, "passive-1+passive-2"] == pytest.approx(0.14)
+    assert pd.isna(found["norm", "passive-1"])
+    plain = run_columns(records_of(*early, *late, *evaluation_rows(auc=0.9)))
+    assert not {"beyond_model", "run_auc_bound"} & set(plain)
+
+
 def test_the_main_metric_is_that_of_the_task() -> None:
     rows = [*evaluation_rows(auc=0.9), *evaluation_rows("valid", auc=0.8)]
     assert utilities(records_of(*rows)).loc["a"].tolist() == [
