@@ -12,8 +12,10 @@ stale attack finds at the party where it finds most, and how much of that is bey
 the model's own predictions tell about the same rows. Means over the seeds, with the
 standard error of the test metric. The settings of label privacy (mechanism, loss,
 dropout, number of epochs) are those with the best mean on the randomised validation
-rows of other seeds, a quarter of the rows; test rows are not looked at. ``canaries`` audits runs with a bound
-of 0.9, and one whose labels are drawn anew in every epoch, which must exceed it.
+rows of other seeds, a quarter of the rows; test rows are not looked at.
+
+``canaries`` audits runs with a bound of 0.9, and one whose labels are drawn anew in
+every epoch, which must exceed it.
 ``together`` compares one of eight parties with all of them. ``--workers`` runs at once.
 """
 
