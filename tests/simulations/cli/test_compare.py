@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from cli_cases import call
 from rich.console import Console
-from study_cases import document_of
+from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.cli.compare import (
@@ -164,6 +164,26 @@ def test_the_table_in_markdown(study: Study) -> None:
     assert none.startswith("| `none` | 0.920 | 0.900 | 0.940 | 0.700 ± 0.100 |")
     assert "`marvell:s=4 \\| gradient-compression`" in marvell
     assert head.count("|") == none.count("|") == marvell.count("|") - 1
+
+
+def test_a_stale_attack_adds_columns_of_the_whole_run(study: Study) -> None:
+    document = table_document(study)
+    assert "beyond the model" not in comparison_markdown(document)
+    for found in study.documents.values():
+        defended = bool(found["config"]["defense"])
+        rows = leak_rows({"stale": 0.9}) + evaluation_rows("train", model_leak=0.85)
+        bound = {"metric": "run_auc_bound", "step": 0, "value": 0.95}
+        more = columns_of([*rows, bound] if defended else rows)
+        for column, values in more.items():
+            found["records"][column] = found["records"][column] + values
+    document = table_document(study)
+    none, marvell = document["rows"]
+    assert none["beyond_model"]["mean"] == pytest.approx(0.05)
+    assert "run_auc_bound" not in none and marvell["run_auc_bound"]["max"] == 0.95
+    head, _, *rows = comparison_markdown(document).splitlines()
+    assert head.endswith("| stale | beyond the model | bound of the run | time |")
+    assert rows[0].endswith("| 0.050 ± 0.000 |  | 1.00× |")
+    assert rows[1].endswith("| 0.050 ± 0.000 | 0.950 ± 0.000 | 1.75× |")
 
 
 # --- the command --------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_the_command_prints_a_table_and_its_growth(
 ) -> None:
     arguments = ["scale", "--dataset", "breast-cancer", "--epochs", "1"]
     arguments += ["--parties", "1,2,4", "--uneven", "dirichlet:alpha=0.5"]
-    arguments += ["--attack", "norm", "--out", str(tmp_path / "study")]
+    arguments += ["--attack", "norm,stale", "--out", str(tmp_path / "study")]
     code, out, _ = call(capsys, monkeypatch, *arguments)
     assert code == 0
     assert "from 1 to 4 parties (×4): seconds" in out
@@ -170,7 +170,11 @@ def test_the_command_prints_a_table_and_its_growth(
     assert few < many
     assert document["growth"]["bytes"] == pytest.approx(4.0)
     code, out, _ = call(capsys, monkeypatch, *arguments, "--markdown")
-    assert out.startswith("| parties | columns | test AUC | norm |")
+    head = "| parties | columns | test AUC | norm | stale | stale, beyond the model |"
+    assert out.startswith(head)
+    for size in document["sizes"]:
+        leaks, beyond = size["leaks"]["stale"], size["beyond"]["stale"]
+        assert len({round(a - b, 9) for a, b in zip(leaks, beyond, strict=True)}) == 1
     code, _, err = call(capsys, monkeypatch, "scale", "--parties", "65")
     assert code == 2 and "imdb (500)" in err
 

@@ -204,6 +204,7 @@ def test_the_command_sweeps(
 ) -> None:
     arguments = ["sweep", *TINY, "--defense", "marvell", "--set", "marvell.s=1,4"]
     arguments += ["--set", "seed=0,1", "--out", str(tmp_path), "--format", "parquet"]
+    arguments += ["--attack", "norm,stale"]
     code, out, err = call(capsys, monkeypatch, *arguments)
     assert code == 0, err
     *_, table, report = out.splitlines()
@@ -221,6 +222,11 @@ def test_the_command_sweeps(
     kept = Study.load(tmp_path).extra["tradeoff"]["curves"]
     assert found["curves"] == kept and set(kept) == {"marvell"}
     assert len(kept["marvell"]["points"]) == 2
+    point = kept["marvell"]["points"][0]
+    own = frame[frame["marvell.s"] == 1]
+    beyond = own["leak_stale"] - own["train_model_leak"]
+    assert point["beyond_model"] == pytest.approx(beyond.mean())
+    assert point["run_auc_bound"] == pytest.approx(own["run_auc_bound"].mean())
 
 
 @pytest.mark.parametrize(
