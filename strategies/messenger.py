@@ -38,30 +38,22 @@ class Messenger:
 
     def wait_for_nodes(self, expected: int | None) -> None:
         """Wait until the nodes of the run are there, and give them working names."""
-        deadline = time.monotonic() + self.timeout
+        deadline, least = time.monotonic() + self.timeout, expected or 2
         told = False
-        while True:
-            nodes = sorted(self.grid.get_node_ids())
-            if len(nodes) >= (expected or 2):
-                break
+        while len(nodes := sorted(self.grid.get_node_ids())) < least:
+            here = f"{len(nodes)} of {least} parties are there"
+            remedy = f"--federation-config num-supernodes={least}"
             if not told:
-                log(
-                    INFO,
-                    "%d of %d parties are there: waiting for SuperNodes (in a "
-                    "simulation: --federation-config num-supernodes=%d)",
-                    len(nodes),
-                    expected or 2,
-                    expected or 2,
-                )
+                text = "%s: waiting for SuperNodes (in a simulation: %s)"
+                log(INFO, text, here, remedy)
                 told = True
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{len(nodes)} of {expected or 2} parties are there after "
-                    f"{self.timeout:g} s; start the missing SuperNodes, or more "
-                    "simulated ones with --federation-config num-supernodes=..."
+                    f"{here} after {self.timeout:g} s; start the missing SuperNodes, "
+                    f"or more simulated ones with {remedy}"
                 )
             time.sleep(0.1)
-        if expected is not None and len(nodes) > expected:
+        if len(nodes) > (expected or len(nodes)):
             raise ConfigError(
                 f"{len(nodes)} nodes are there, {expected} parties were expected; stop "
                 "the others or set the number of parties to what is there"
@@ -80,25 +72,25 @@ class Messenger:
         replies: dict[int, Message] = {}
         for attempt in range(self.retries + 1):
             if attempt:
-                self._warn(waiting)
+                names = ", ".join(self._names(waiting))
+                log(WARNING, "no reply from %s: asking again", names)
                 waiting = {node: _repeat(each) for node, each in waiting.items()}
             last = attempt == self.retries
-            for reply in self.grid.send_and_receive(
-                waiting.values(), timeout=self.timeout
-            ):
+            sent = waiting.values()
+            for reply in self.grid.send_and_receive(sent, timeout=self.timeout):
                 if reply.has_error():
-                    reply = _from_node(reply, waiting.values())
+                    reply = _from_node(reply, sent)
                     if not last and reply.error.code in _LOST:
                         continue
                 replies[reply.metadata.src_node_id] = reply
             waiting = {n: m for n, m in waiting.items() if n not in replies}
             if not waiting:
                 return self._read(contents, replies, step)
-        names = self._names(waiting)
+        first, *others = self._names(waiting)
         raise NoReplyError(
-            names[0],
+            first,
             f"did not answer {self.retries + 1} requests within {self.timeout:g} s each"
-            + (f"; nor did {', '.join(names[1:])}" if names[1:] else ""),
+            + (f"; nor did {', '.join(others)}" if others else ""),
             "Look at that node's log, bring it back and start the run again",
             step,
         )
@@ -123,12 +115,8 @@ class Messenger:
         for name, content in contents.items():
             reply = replies[self.nodes[name]]
             if reply.has_error():
-                raise PartyError(
-                    name,
-                    f"its ClientApp failed: {reply.error.reason}",
-                    "Look at that node's log",
-                    step,
-                )
+                problem = f"its ClientApp failed: {reply.error.reason}"
+                raise PartyError(name, problem, "Look at that node's log", step)
             try:
                 found[name] = answer = read(reply)
                 if "error" in answer.config:
@@ -141,10 +129,6 @@ class Messenger:
 
     def _names(self, nodes: Iterable[int]) -> list[str]:
         return [name for name, node in self.nodes.items() if node in nodes]
-
-    def _warn(self, nodes: Iterable[int]) -> None:
-        names = ", ".join(self._names(nodes))
-        log(WARNING, "no reply from %s: asking again", names)
 
 
 def _from_node(reply: Message, messages: Iterable[Message]) -> Message:

@@ -117,20 +117,16 @@ def _greet(
     messenger: Messenger, greeting: Mapping[str, Value]
 ) -> list[PartyDescription]:
     """Return what every node says about itself; the messenger then knows the names."""
-    replies = messenger.ask(
-        Verb.HELLO, {name: Content(config=dict(greeting)) for name in messenger.nodes}
-    )
+    hellos = {name: Content(config=dict(greeting)) for name in messenger.nodes}
+    replies = messenger.ask(Verb.HELLO, hellos)
     nodes: dict[str, int] = {}
     descriptions, versions = [], {}
     for working_name, reply in replies.items():
         with naming(working_name):
-            if reply.number("protocol") != VERSION:
-                raise PartyError(
-                    reply.text("name"),
-                    f"speaks version {reply.number('protocol')} of the protocol, the "
-                    f"server version {VERSION}",
-                    "Install the same flower-vfl everywhere",
-                )
+            if (spoken := reply.number("protocol")) != VERSION:
+                problem = f"speaks protocol version {spoken}, the server {VERSION}"
+                remedy = "Install the same flower-vfl everywhere"
+                raise PartyError(reply.text("name"), problem, remedy)
             description = PartyDescription.from_record(reply.config)
             versions[description.name] = reply.text("versions")
         if description.name == RESERVED:
@@ -149,19 +145,15 @@ def _greet(
     return descriptions
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key under which passive-2 comes before passive-10."""
-    parts = re.findall(r"\d+|\D+", name)
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
-
-
 def _assign_roles(
     descriptions: list[PartyDescription],
 ) -> tuple[PartyDescription, dict[str, PartyDescription]]:
+    def natural(party: PartyDescription) -> list[tuple[int, int, str]]:
+        parts = re.findall(r"\d+|\D+", party.name)  # passive-2 before passive-10
+        return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+
     labels = [d for d in descriptions if d.role == "label"]
-    passive = sorted(
-        (d for d in descriptions if d.role == "passive"), key=lambda d: _natural(d.name)
-    )
+    passive = sorted((d for d in descriptions if d.role == "passive"), key=natural)
     if not labels:
         raise ConfigError(
             f"there is no label party among {', '.join(d.name for d in descriptions)}; "
@@ -187,12 +179,10 @@ def _check_rows(
     for name, party in passive.items():
         if party.rows != label.rows:
             kind = "fewer" if party.rows < label.rows else "more"
-            raise PartyError(
-                name,
-                f"has {kind} ids than the label party '{label.name}': {party.rows} "
-                f"rows and not {label.rows}",
-                "All parties must hold the same samples: keep the common ids only",
-            )
+            problem = f"has {kind} ids than the label party '{label.name}'"
+            rows = f"{party.rows} rows and not {label.rows}"
+            remedy = "All parties must hold the same samples: keep the common ids only"
+            raise PartyError(name, f"{problem}: {rows}", remedy)
         for what, own, theirs in (
             ("ids", party.ids_digest, label.ids_digest),
             ("train/test split", party.split_digest, label.split_digest),

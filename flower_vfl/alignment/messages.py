@@ -42,12 +42,6 @@ class Key:
     """The record keys of requests and replies."""
 
     STAGE = "stage"
-    SESSION = "session"
-    METHOD = "method"
-    GROUP = "group"
-    RING = "ring"
-    PADDING = "padding"
-    CHUNK_BYTES = "chunk_bytes"
     LIMIT = "limit"  # bytes of chunks in a reply
     SENDERS = "senders"
     IDENTITIES = "identities"
@@ -151,18 +145,18 @@ class EncryptedChunk:
 
 def pack_handshake(config: HandshakeConfig) -> dict[str, Value]:
     """Return a proposal as the config of a message."""
-    return {**vars(config), Key.RING: list(config.ring)}
+    return {**vars(config), "ring": list(config.ring)}
 
 
 def unpack_handshake(content: Content) -> HandshakeConfig:
     """Return the proposal that a message carries."""
     return HandshakeConfig(
-        session=read_bytes(content, Key.SESSION),
-        method=content.text(Key.METHOD),
-        group=content.text(Key.GROUP),
-        ring=tuple(read_list(content, Key.RING, str)),
-        padding=content.number(Key.PADDING),
-        chunk_bytes=content.number(Key.CHUNK_BYTES),
+        session=read_bytes(content, "session"),
+        method=content.text("method"),
+        group=content.text("group"),
+        ring=tuple(read_list(content, "ring", str)),
+        padding=content.number("padding"),
+        chunk_bytes=content.number("chunk_bytes"),
     )
 
 

@@ -1,7 +1,7 @@
 """How the label party joins the embeddings of all parties into one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import cast
 
 import torch
@@ -14,39 +14,18 @@ from flower_vfl.protocol.config import Shape
 Aggregate = Callable[[Sequence[Tensor]], Tensor]
 
 
-def sum_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum, added from the first part to the last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def mean_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Return the mean."""
-    return sum_parts(parts) / len(parts)
-
-
-def max_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Return the largest entry in each place."""
-    return torch.stack(tuple(parts)).amax(dim=0)
-
-
-def product_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Return the product, multiplied from the first part to the last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total * part
-    return total
-
-
+sum_parts: Aggregate = partial(reduce, torch.add)  # from the first part to the last
 # Their gradients follow without autograd.
 LINEAR: dict[str, Aggregate] = {
     "concat": partial(torch.cat, dim=1),
     "sum": sum_parts,
-    "mean": mean_parts,
+    "mean": lambda parts: sum_parts(parts) / len(parts),
 }
-AGGREGATIONS = {**LINEAR, "max": max_parts, "product": product_parts}
+AGGREGATIONS: dict[str, Aggregate] = {
+    **LINEAR,
+    "max": lambda parts: torch.stack(tuple(parts)).amax(dim=0),
+    "product": partial(reduce, torch.mul),
+}
 
 
 class Aggregation(nn.Module):

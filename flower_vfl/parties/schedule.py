@@ -86,7 +86,9 @@ class Schedule:
     def evaluation_rows(self, split: str, index: int) -> Tensor:
         """Return the rows of one part of an evaluation, in order."""
         parts = _cut(self._rows[split], self._size_of_batch(split, False))
-        return _pick(parts, index)
+        if not 0 <= index < len(parts):
+            raise ConfigError(f"there is no batch {index}: the split has {len(parts)}")
+        return parts[index]
 
     def _size_of_batch(self, split: str, training: bool) -> int:
         size = self.plan.batch_size if training else self.plan.evaluation_rows
@@ -98,12 +100,6 @@ def _cut(rows: Tensor, size: int) -> list[Tensor]:
     batches = count_batches(len(rows), size)
     ends = [index * size for index in range(1, batches)]
     return list(rows.tensor_split(ends)) if len(rows) else []
-
-
-def _pick(batches: list[Tensor], index: int) -> Tensor:
-    if not 0 <= index < len(batches):
-        raise ConfigError(f"there is no batch {index}: the split has {len(batches)}")
-    return batches[index]
 
 
 def count_batches(rows: int, size: int) -> int:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from flower_vfl.errors import (
 from flower_vfl.records import Measurement, from_columns, to_columns
 
 from .config import Value
+
+T = TypeVar("T")
 
 VERSION = 7
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
@@ -90,25 +92,20 @@ class Content:
 
     def number(self, key: str) -> int:
         """Return a whole number of the config."""
-        value = self._get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"message entry '{key}' must be a whole number")
-        return value
+        return self._get(key, int, "a whole number")
 
     def text(self, key: str) -> str:
         """Return a text of the config."""
-        value = self._get(key)
-        if not isinstance(value, str):
-            raise ConfigError(f"message entry '{key}' must be a text")
-        return value
+        return self._get(key, str, "a text")
 
-    def _get(self, key: str) -> Value:
+    def _get(self, key: str, kind: type[T], wanted: str) -> T:
+        value = self.config.get(key)
         if key not in self.config:
-            raise ConfigError(
-                f"the message has no '{key}'; do all parties run one version of "
-                "flower-vfl?"
-            )
-        return self.config[key]
+            asked = "do all parties run one version of flower-vfl?"
+            raise ConfigError(f"the message has no '{key}'; {asked}")
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ConfigError(f"message entry '{key}' must be {wanted}")
+        return value
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the arrays as tensors."""
@@ -260,12 +257,9 @@ def error_content(error: Exception, party: str) -> Content:
 def raise_error(content: Content, step: int | None) -> None:
     """Raise what :func:`error_content` packed; `step` is that of the request."""
     kind = PartyRestartedError if content.config.get("restarted") else PartyError
-    raise kind(
-        content.text("party"),
-        content.text("error"),
-        content.text("remedy"),
-        content.number("step") if "step" in content.config else step,
-    )
+    party, problem, remedy = map(content.text, ("party", "error", "remedy"))
+    step = content.number("step") if "step" in content.config else step
+    raise kind(party, problem, remedy, step)
 
 
 class TensorArray(Array):

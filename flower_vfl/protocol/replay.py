@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.alignment.handshake import Handshake, SavedAlignment
 from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
-from flower_vfl.errors import ConfigError, PartyRestartedError
+from flower_vfl.errors import ConfigError, PartyRestartedError, check_name
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
 from flower_vfl.parties.imputation.row_index import RowIndex
@@ -36,19 +36,15 @@ _SEALS = "flower_vfl.seals"
 
 def node_role(context: Context) -> Role:
     """Return the role of a node."""
-    role = context.node_config.get("role")
+    node, role = f"node {context.node_id}", context.node_config.get("role")
     if role is None:
         if "partition-id" not in context.node_config:
             raise ConfigError(
-                f"node {context.node_id} has no role; start its SuperNode with "
-                "--node-config 'role=\"label\"' or 'role=\"passive\"'"
+                f"{node} has no role; start its SuperNode with --node-config "
+                "'role=\"label\"' or 'role=\"passive\"'"
             )
         return "label" if int(context.node_config["partition-id"]) == 0 else "passive"
-    if role not in ("label", "passive"):
-        raise ConfigError(
-            f"node {context.node_id} has the unknown role '{role}'; "
-            "known: label, passive"
-        )
+    check_name("role", str(role), ("label", "passive"))
     return cast(Role, role)
 
 
@@ -148,9 +144,8 @@ sessions: dict[tuple[int, int], Session] = {}
 
 def forget(run_id: int) -> None:
     """Drop every party of a run that lives in this process."""
-    for key in list(sessions):
-        if key[0] == run_id:
-            sessions.pop(key, None)
+    for key in [key for key in sessions if key[0] == run_id]:
+        sessions.pop(key, None)
 
 
 def party_of(run_id: int, node_id: int) -> Party | None:

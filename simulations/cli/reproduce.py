@@ -13,7 +13,7 @@ from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
-from ..papers.experiments import Experiment, experiment_names, load_experiment
+from ..papers.experiments import experiment_names, load_experiment
 from ..papers.reproduce import KIND, measured, run_experiment, save_results, trials_of
 from ..papers.show import as_document, as_markdown, results_page, show_experiment
 from .options import AsJson, AsMarkdown, Workers, option, show_errors
@@ -82,7 +82,17 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
-    entries = [_entry(load_experiment(name)) for name in experiment_names()]
+    known = [load_experiment(name) for name in experiment_names()]
+    entries: list[dict[str, Any]] = [
+        {
+            "name": experiment.name,
+            "paper": experiment.about["paper"],
+            "title": experiment.about["title"],
+            "runs": len(trials_of(experiment)),
+            "minutes": experiment.minutes,
+        }
+        for experiment in known
+    ]
     if as_json:
         print(json.dumps(entries))
         return
@@ -97,16 +107,6 @@ def _list(as_json: bool) -> None:
         f"minutes are estimates for one core, {total:.1f} hours in all; runs that two "
         "tables share are made once"
     )
-
-
-def _entry(experiment: Experiment) -> dict[str, Any]:
-    return {
-        "name": experiment.name,
-        "paper": experiment.about["paper"],
-        "title": experiment.about["title"],
-        "runs": len(trials_of(experiment)),
-        "minutes": experiment.minutes,
-    }
 
 
 def _write_page(path: Path, folders: list[Path]) -> None:

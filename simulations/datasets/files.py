@@ -1,6 +1,7 @@
 """Find and verify dataset files, or fetch openly licensed ones from OpenML."""
 
 import hashlib
+import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,26 +15,17 @@ import pandas as pd
 from sklearn import datasets
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.results import write_whole
 
 ENVIRONMENT_VARIABLE = "FLOWER_VFL_DATA"
 CREDIT_COLUMNS = (
-    "LIMIT_BAL",
-    "SEX",
-    "EDUCATION",
-    "MARRIAGE",
-    "AGE",
+    *("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"),
     *(f"PAY_{month}" for month in (0, 2, 3, 4, 5, 6)),
     *(f"BILL_AMT{month}" for month in range(1, 7)),
     *(f"PAY_AMT{month}" for month in range(1, 7)),
 )
-ADULT_NUMBERS = (
-    "age",
-    "fnlwgt",
-    "education_num",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-)
+_ADULT = "age fnlwgt education_num capital_gain capital_loss hours_per_week"
+ADULT_NUMBERS = tuple(_ADULT.split())
 ADULT_TEST_ROWS = 16281
 
 
@@ -144,15 +136,13 @@ def _fetch(file: DataFile, fetch: Callable[[Path], pd.DataFrame]) -> Path:
             f"into '{folder}'"
         ) from error
     path = folder / file.name
-    draft = folder / f".{os.getpid()}-{file.name}"
+    buffer = io.BytesIO()
     # Equal tables give equal bytes, so processes that fetch at once do not clash.
-    frame.to_csv(draft, index=False, compression={"method": "gzip", "mtime": 0})
-    status = draft.stat()
-    checksum = _checksum(draft, status.st_mtime_ns, status.st_size)
-    note = folder / f".{os.getpid()}-{file.name}.sha256"
-    note.write_text(checksum + "\n", encoding="ascii")
-    note.replace(_checksum_file(path))
-    draft.replace(path)
+    frame.to_csv(buffer, index=False, compression={"method": "gzip", "mtime": 0})
+    content = buffer.getvalue()
+    checksum = hashlib.sha256(content).hexdigest()
+    write_whole(_checksum_file(path), f"{checksum}\n".encode())
+    write_whole(path, content)
     return path
 
 

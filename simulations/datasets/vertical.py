@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -144,9 +145,8 @@ class Split:
         for number, names in enumerate(self.columns, start=1):
             if not names:
                 raise ConfigError(f"passive party {number} is given no columns")
-        named = list(chain(*self.columns))
-        for name in named:
-            if named.count(name) > 1:
+        for name, times in Counter(chain(*self.columns)).items():
+            if times > 1:
                 raise ConfigError(f"column '{name}' is given twice")
 
     @property
@@ -231,10 +231,9 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
         bounds = [0, *ends[:-1], columns]
         for number, (start, stop) in enumerate(pairwise(bounds), start=1):
             if stop <= start:
-                raise ConfigError(
-                    f"fraction {plan.fractions[number - 1]:g} of {columns} columns "
-                    f"leaves passive party {number} without a column"
-                )
+                share = f"fraction {plan.fractions[number - 1]:g} of {columns} columns"
+                left = f"leaves passive party {number} without a column"
+                raise ConfigError(f"{share} {left}")
         return bounds
     if plan.dirichlet is not None:
         widths = dirichlet_widths(columns, parties, plan.dirichlet, plan.seed)

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.simulations.results import load_result
@@ -22,26 +23,15 @@ from .cluster import ID_COLUMN, LABEL_COLUMN, Cluster, write_party_files
 
 
 def main(
-    dataset: Annotated[
-        str, typer.Option(help="Built-in table that is divided among the three.")
-    ] = "breast-cancer",
-    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 20,
-    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    dataset: Annotated[str, Option(help="Built-in table.")] = "breast-cancer",
+    epochs: Annotated[int, Option(help="Number of epochs.")] = 20,
+    batch_size: Annotated[int, Option(help="Rows per batch.")] = 32,
+    seed: Annotated[int, Option(help="Seed of the run.")] = 0,
     keep: Annotated[
-        Path | None,
-        typer.Option(
-            help="Empty folder to keep data files, logs, checkpoints, keys and the "
-            "result of each machine; they are deleted if it is not given."
-        ),
+        Path | None, Option(help="Empty folder for what each machine keeps.")
     ] = None,
     plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain",
-            help="Send each request as a plain Flower message instead of over an open "
-            "session; a step then takes about 20 seconds.",
-        ),
+        bool, Option("--plain", help="No sessions: a step takes about 20 seconds.")
     ] = False,
 ) -> None:
     """Train over three organisations that run as separate processes on this machine.

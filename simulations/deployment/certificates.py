@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
@@ -32,10 +37,8 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     try:
         import trustme
     except ImportError as error:
-        remedy = "pip install 'flower-vfl[sim]'"
-        raise ConfigError(
-            f"a deployment's certificates need trustme: {remedy}"
-        ) from error
+        remedy = "trustme: pip install 'flower-vfl[sim]'"
+        raise ConfigError(f"a deployment's certificates need {remedy}") from error
     folder.mkdir(parents=True, exist_ok=True)
     authority, end = trustme.CA(path_length=0), datetime.now(UTC) + _LIFETIME
     server = authority.issue_cert(*hosts, common_name=hosts[0], not_after=end)
@@ -50,11 +53,8 @@ def make_key_pair(folder: Path, name: str) -> Path:
     """Make a SuperNode's key, like ``ssh-keygen -t ecdsa -b 384 -f <name>_key``."""
     folder.mkdir(parents=True, exist_ok=True)
     key, private = ec.generate_private_key(ec.SECP384R1()), folder / f"{name}_key"
-    openssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, openssh, plain)
-    write_private(private, pem)
-    text = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    openssh, plain = PrivateFormat.OpenSSH, NoEncryption()
+    write_private(private, key.private_bytes(Encoding.PEM, openssh, plain))
+    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     private.with_suffix(".pub").write_bytes(text + b"\n")
     return private

@@ -97,9 +97,8 @@ class Cluster:
         self._scratch = Path(tempfile.mkdtemp(prefix="vfl-"))
         self.runtime = Runtime(self.server / "flower", self._scratch)
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self.tls = make_server_files(
-            self.server / "certificates", [LOOPBACK, "localhost"]
-        )
+        names = [LOOPBACK, "localhost"]
+        self.tls = make_server_files(self.server / "certificates", names)
 
     def __enter__(self) -> Cluster:
         try:
@@ -142,8 +141,7 @@ class Cluster:
         party = self.parties[name]
         node_config = self.folder / name / "node.toml"
         values: dict[str, ConfigValue] = {"role": party.role, "name": name}
-        values["data"] = str(party.data)
-        values["state-dir"] = str(self.state_dir(name))
+        values |= {"data": str(party.data), "state-dir": str(self.state_dir(name))}
         if party.role == "label":  # here it runs the server as well
             values["trust-server"] = True
         write_settings(node_config, values)
@@ -206,9 +204,8 @@ class Cluster:
         file = self.server / "run.toml"
         write_settings(file, secured)
         command = ["flwr", "run", str(APP), CONNECTION, "--run-config", str(file)]
-        process = self.runtime.start(
-            [*command, "--format", "json"], errors=subprocess.PIPE
-        )
+        command += ["--format", "json"]
+        process = self.runtime.start(command, errors=subprocess.PIPE)
         said, complaint = process.communicate(timeout=_START)
         try:
             return int(json.loads(said)["run-id"])

@@ -148,9 +148,11 @@ def read_experiment(path: Path, quick: bool = False) -> Experiment:
         raw = _merge(common, raw)
     try:
         columns = [_column(entry) for entry in raw["columns"]]
+        about = {name: str(raw[name]).strip() for name in ABOUT}
+        about["scaled"] = f"{about['scaled']} {raw.get('also', '')}".strip()
         experiment = Experiment(
             name=path.stem,
-            about=_about(raw),
+            about=about,
             minutes=float(raw["minutes"]),
             axes=raw["axes"],
             rows=list(_rows(raw, quick)),
@@ -165,12 +167,6 @@ def read_experiment(path: Path, quick: bool = False) -> Experiment:
         text = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else error
         raise ConfigError(f"{path.name}: {text}") from error
     return experiment
-
-
-def _about(raw: Mapping[str, Any]) -> dict[str, str]:
-    about = {name: str(raw[name]).strip() for name in ABOUT}
-    about["scaled"] = f"{about['scaled']} {raw.get('also', '')}".strip()
-    return about
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

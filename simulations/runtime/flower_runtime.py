@@ -100,7 +100,8 @@ def run_app(
             if on_line is not None:
                 on_line(line)
         if submit.wait() != 0:
-            raise VerticalError("flwr run refused the app:\n" + _unframed(log))
+            said = "\n".join(filter(None, (line.strip(_FRAME) for line in log)))
+            raise VerticalError(f"flwr run refused the app:\n{said}")
         _check_outcome(runtime.list_runs(deadline), log)
 
 
@@ -177,10 +178,6 @@ def _check_outcome(runs: list[dict[str, Any]], log: Sequence[str]) -> None:
             f"the Flower run is {status}: {details}\n"
             "The last lines of its log:\n" + "\n".join(log)
         )
-
-
-def _unframed(lines: Sequence[str]) -> str:
-    return "\n".join(filter(None, (line.strip(_FRAME) for line in lines)))
 
 
 class Deadline:

@@ -82,12 +82,9 @@ def defended_grid(
     False
     """
     receiver = party or (lambda message: str(message.metadata.dst_node_id))
-    return DefendedGrid(
-        grid,
-        MessageDefender(
-            transform, message_type, record, arrays, labels, receiver, epoch, seed
-        ),
-    )
+    found = message_type, record, arrays
+    defender = MessageDefender(transform, *found, labels, receiver, epoch, seed)
+    return DefendedGrid(grid, defender)
 
 
 class DefendedGrid(WrappedGrid):
@@ -137,9 +134,6 @@ class DefendedGrid(WrappedGrid):
 def _warn_if_unused(defender: MessageDefender, other_types: set[str]) -> None:
     """Warn at the end if messages were sent and none was defended."""
     if other_types and not defender.steps:
-        log(
-            WARNING,
-            "Nothing was defended: no message was of the type %s; there were %s",
-            ", ".join(sorted(defender.types or ())),
-            ", ".join(sorted(other_types)),
-        )
+        text = "Nothing was defended: no message was of the type %s; there were %s"
+        wanted, seen = sorted(defender.types or ()), sorted(other_types)
+        log(WARNING, text, ", ".join(wanted), ", ".join(seen))

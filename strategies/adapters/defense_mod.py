@@ -37,13 +37,11 @@ def defense_mod(
     message_type : str | Sequence[str] | None (default: None)
         Type of the messages whose replies hold gradients; None for every message of
         the app or function with this mod.
-    labels : Labels | Callable[[Message, Context], Labels] | None (default: None)
-        Labels of the rows of a gradient, for a transform that requires them: an array,
-        or a function of the answered message and the context of the node.
+    labels, epoch
+        As for :func:`defended_grid`; a function gets the answered message and the
+        context of the node.
     party : str | Callable[[Message, Context], str] | None (default: None)
         Name of the party that the gradient is for; None for the name of its array.
-    epoch : int | Callable[[Message, Context], int] (default: 1)
-        The epoch, for a transform that changes with it.
     report : str | None (default: None)
         Name of a metric record to add to the reply, with the metrics of the transform
         as ``<party>.<metric>``; None reports nothing to the server.
@@ -84,9 +82,8 @@ def defense_mod(
         with defender.lock:
             # The nodes of a simulation share a process and this mod.
             saved = context.state.config_records.get(state)
-            defender.load_state_dict(
-                from_bytes(cast(bytes, saved["state"])) if saved else None
-            )
+            known = from_bytes(cast(bytes, saved["state"])) if saved else None
+            defender.load_state_dict(known)
             defended, metrics = defender.defend(reply, message, context)
             kept = ConfigRecord({"state": to_bytes(defender.state_dict())})
         context.state[state] = kept

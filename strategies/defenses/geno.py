@@ -62,25 +62,21 @@ class Geno(RowTransform):
     """Withhold the gradient of a party whose norm is an outlier.
 
     The metric ``withheld`` is 1 for that step. LADSG uses this against a party that
-    scales up its own training. The norm does not reveal that party: its embeddings fit
-    better, and its gradients become smaller, not larger. The norm reveals a gradient
-    that was amplified on its way, from about twice the usual norm on.
+    scales up its own training, which the norm does not reveal: its gradients become
+    smaller. The norm reveals a gradient that was amplified on its way.
 
-    Our addition finds the active party by its response: how far its embeddings move
-    for its gradients, compared with the other parties. It is suspected from
-    ``response`` times theirs on, or from half of that on if its response has also grown
-    to ``rise`` times its first value. A warning names the party once, and the metric
-    ``suspected`` is 1. Honest parties with many more columns, larger embeddings or a
-    higher learning rate respond more strongly too, so gradients of a suspect are only
-    withheld with ``exclude=True``. ``benchmarks/geno.py`` measures what is found.
+    Our addition finds that party by its response: how far its embeddings move for its
+    gradients, compared with the other parties. It is suspected from ``response`` times
+    theirs on, or from half of that on if its response has also grown to ``rise`` times
+    its first value. A warning names the party once, and the metric ``suspected`` is 1.
+    Honest parties with larger embeddings or a higher learning rate respond strongly,
+    too: gradients of a suspect are only withheld with ``exclude=True``.
 
     With ``lambda_=None``, λ is the median plus 6 median absolute deviations of the
-    party's own last norms. Norms are compared after a multiplication by √B, because
-    the loss is a mean over the B rows of a batch. A withheld norm does not enter the
-    history, so an attacker cannot move λ that way. After ``patience`` withheld steps in
-    a row the history is forgotten, so that an honest party whose gradients stay large
-    is not excluded forever; an attacker who waits as long, or stays just below λ, can
-    move it too. Only a given λ cannot be moved.
+    party's own last norms times √B, because the loss is a mean over the B rows of a
+    batch. A withheld norm does not enter the history. After ``patience`` withheld steps
+    in a row it is forgotten, so that an honest party is not excluded forever; an
+    attacker who waits as long, or stays just below λ, can move it too.
 
     Parameters
     ----------
@@ -189,12 +185,9 @@ class Geno(RowTransform):
                 grown = found.ratio > suspicious / 2 and found.rise > self.rise
                 if (found.ratio > suspicious or grown) and party not in self.suspects:
                     self.suspects.add(party)
-                    consequence = (
-                        "It gets no gradients from now on"
-                        if self.exclude
-                        else "geno:exclude=true would withhold its gradients"
-                    )
-                    log(WARNING, SUSPICION, batch.step, party, *found, consequence)
+                    then = "geno:exclude=true would withhold its gradients"
+                    then = "It gets no gradients from now on" if self.exclude else then
+                    log(WARNING, SUSPICION, batch.step, party, *found, then)
         batch.metrics["suspected"] = float(party in self.suspects)
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,9 +224,6 @@ class Response(NamedTuple):
 
 class Responses:
     """The response of every party: movement of its embeddings over its gradient.
-
-    A party that scales up its own training (`flower_vfl.leakage.attacks.malicious`)
-    gets smaller gradients and still moves its embeddings further.
 
     The movement is the median distance, over the rows of a batch, from the embedding of
     the same row in the epoch before. The gradient counts with its median norm over the

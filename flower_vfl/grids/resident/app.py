@@ -39,8 +39,12 @@ class _ResidentApp(ClientApp):
         if message.metadata.message_type != OPEN_TYPE:
             return self._app(message, context)
         offer = SessionOffer.from_record(message.content.config_records[OPEN_RECORD])
-        serve = _serve_detached if offer.detached else _serve_blocking
-        report = serve(self._app, context, offer)
+        if offer.detached:  # in the background
+            session = NodeSession(self._app, context, offer, _shared_executor())
+            asyncio.run_coroutine_threadsafe(session.run(), event_loop())
+            report = ConfigRecord({"state": "detached"})
+        else:
+            report = _serve_blocking(self._app, context, offer)
         return Message(RecordDict({OPEN_RECORD: report}), reply_to=message)
 
 
@@ -74,15 +78,6 @@ def resident(client_app: ClientApp) -> ClientApp:
     [1, 2]
     """
     return _ResidentApp(client_app)
-
-
-def _serve_detached(
-    app: ClientApp, context: Context, offer: SessionOffer
-) -> ConfigRecord:
-    """Start a session in the background."""
-    session = NodeSession(app, context, offer, _shared_executor())
-    asyncio.run_coroutine_threadsafe(session.run(), event_loop())
-    return ConfigRecord({"state": "detached"})
 
 
 def _serve_blocking(

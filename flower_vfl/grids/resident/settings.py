@@ -14,17 +14,12 @@ from flwr.app import ConfigRecord
 
 from flower_vfl.errors import ConfigError, VerticalError
 
-OPEN_TYPE: Final = "query.resident_open"
-"""Type of the Flower message that opens a session."""
-OPEN_RECORD: Final = "flower_vfl.grids.resident"
-"""Key of the `ConfigRecord` in that message and in its reply."""
-METHOD: Final = "/flower_vfl.Resident/Session"
-"""Name of the gRPC method."""
-CHUNK: Final = 1 << 22
-"""Largest part of a frame in one gRPC message, in bytes."""
+OPEN_TYPE: Final = "query.resident_open"  # of the Flower message that opens a session
+OPEN_RECORD: Final = "flower_vfl.grids.resident"  # in that message and in its reply
+METHOD: Final = "/flower_vfl.Resident/Session"  # of gRPC
+CHUNK: Final = 1 << 22  # bytes of the largest part of a frame in one gRPC message
 WIRE_DTYPES: Final = ("float16", "bfloat16")
-Pem = bytes | str | Path
-"""PEM bytes, or the file that holds them."""
+Pem = bytes | str | Path  # PEM bytes, or the file that holds them
 
 
 class SessionError(VerticalError):

@@ -31,10 +31,8 @@ Buffer = bytes | memoryview
 
 REQUEST: Final = b"Q"
 REPLY: Final = b"R"
-END: Final = b"E"
-"""Kind of a frame that ends the session; its payload is the reason."""
-FRAME_OVERHEAD: Final = 64
-"""Upper bound of the bytes that a frame adds to its payload."""
+END: Final = b"E"  # kind of a frame that ends the session; its payload is the reason
+FRAME_OVERHEAD: Final = 64  # most bytes that a frame adds to its payload
 
 _NUMPY: Final = "numpy.ndarray"
 _HEAD: Final = struct.Struct("<II")
@@ -104,7 +102,6 @@ def encode(message: Message, wire_dtype: str | None = None) -> list[Buffer]:
     """Return the payload of a message as a list of buffers."""
     buffers: list[Buffer] = []
     table: list[bytes] = []
-    new_item = ProtoRecordDict.Item
     items = []
     for key, record in message.content.items() if message.has_content() else ():
         if isinstance(record, ArrayRecord):
@@ -117,13 +114,13 @@ def encode(message: Message, wire_dtype: str | None = None) -> list[Buffer]:
                     dtype=array.dtype, shape=array.shape, stype=array.stype
                 )
                 arrays.items.append(ProtoArrayRecord.Item(key=name, value=head))
-            items.append(new_item(key=key, array_record=arrays))
+            items.append(ProtoRecordDict.Item(key=key, array_record=arrays))
         elif isinstance(record, MetricRecord):
             metrics = serde.metric_record_to_proto(record)
-            items.append(new_item(key=key, metric_record=metrics))
+            items.append(ProtoRecordDict.Item(key=key, metric_record=metrics))
         else:
             config = serde.config_record_to_proto(record)
-            items.append(new_item(key=key, config_record=config))
+            items.append(ProtoRecordDict.Item(key=key, config_record=config))
     header = ProtoMessage(
         metadata=metadata_to_proto(message.metadata),
         content=ProtoRecordDict(items=items) if message.has_content() else None,
