@@ -12,7 +12,7 @@ from flwr.supercore import log
 
 from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, messages
 from flower_vfl.alignment.messages import EncryptedChunk, HandshakeConfig, Key, Stage
-from flower_vfl.errors import ConfigError, PartyError, PartyRestartedError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, PartyRestartedError, check_name
 from flower_vfl.protocol.config import PartyDescription, Value
 from flower_vfl.protocol.messages import Content, Verb
 
@@ -60,10 +60,8 @@ class Alignment:
     relay_bytes: int = RELAY_BYTES
 
     def __post_init__(self) -> None:
-        if self.method not in ALIGNMENTS:
-            raise unknown_name("alignment", self.method, ALIGNMENTS)
-        if self.group not in GROUPS:
-            raise unknown_name("group", self.group, GROUPS)
+        check_name("alignment", self.method, ALIGNMENTS)
+        check_name("group", self.group, GROUPS)
         if self.padding < 0:
             raise ConfigError(f"padding must not be negative, got {self.padding}")
         if self.relay_bytes < 1:
@@ -206,7 +204,6 @@ class Aligner:
     def _deliver(
         self, due: Mapping[str, Sequence[EncryptedChunk]]
     ) -> dict[str, Content]:
-        """Send chunks to their receivers and return the replies."""
         phases = sorted({c.header.phase for chunks in due.values() for c in chunks})
         limit = self._alignment.relay_bytes
         contents: dict[str, dict[str, Value]] = {
@@ -219,7 +216,6 @@ class Aligner:
     def _apply(
         self, parties: Sequence[PartyDescription], digest: str
     ) -> dict[str, PartyDescription]:
-        """Have all parties use the aligned rows from now on."""
         config = messages.pack_handshake(self._handshake)
         config |= {Key.ALIGNED: digest, Key.DIGEST_KEY: self._key}
         asked = dict.fromkeys(self._handshake.ring, config)

@@ -143,7 +143,6 @@ def _from_node(reply: Message, messages: Iterable[Message]) -> Message:
 
 
 def _repeat(message: Message) -> Message:
-    """Return the same request as a new Flower message."""
     metadata = message.metadata
     return Message(
         message.content,

@@ -5,7 +5,7 @@ from typing import cast
 
 from flwr.app import Array
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import Content, Verb
 
@@ -18,8 +18,7 @@ def serve(
 ) -> None:
     """Have the label party answer what a passive party asks."""
     passive, label = participants.passive, participants.label
-    if party not in passive:
-        raise unknown_name("passive party", party, passive)
+    check_name("passive party", party, passive)
     if not hide and (len(passive) > 1 or label.shape):
         raise ConfigError(
             "other parties have features too and must know which rows are meant: let "

@@ -57,11 +57,7 @@ class Tracker(Protocol):
         """Receive ``"loss"``, ``"leak_norm/passive-1"`` and so on of a step, from 1."""
 
     def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Receive the metrics of an epoch, from 1, whose last step is given.
-
-        These are means over its steps, or, after an evaluation, ``"test_auc"`` and so
-        on.
-        """
+        """Receive means over an epoch, from 1, or ``"test_auc"`` and so on after it."""
 
     def end(self, reason: str) -> None:
         """Finish; the reason is empty unless the run stopped early."""
@@ -143,10 +139,8 @@ class Mlflow:
     ----------
     uri : str (default: "")
         Tracking server, database or folder; empty uses MLflow's own setting.
-    experiment : str (default: "flower-vfl")
-        Name of the experiment; created if it does not exist.
-    name : str (default: "")
-        Name of the run; empty lets MLflow choose one.
+    experiment, name : str (default: "flower-vfl", "")
+        Names of the experiment, created if needed, and of the run; empty: MLflow's.
 
     Examples
     --------

@@ -109,7 +109,6 @@ class AlignmentSettings:
 
 
 def _names(config: Mapping[str, object], key: str) -> tuple[str, ...]:
-    """Return the names in an entry of a node config."""
     given = str(config.get(key) or "")
     return tuple(name.strip() for name in given.split(",") if name.strip())
 

@@ -35,7 +35,6 @@ def align(session: Session, content: Content, context: Context) -> Content:
 
 
 def _begin(session: Session, content: Content, context: Context) -> Content:
-    """Start a handshake and return the party's public keys."""
     session.drop_handshake()
     party, own = session.party, session.own_settings(context)
     ids = ids_of(party.name, party.ids, own)
@@ -46,7 +45,6 @@ def _begin(session: Session, content: Content, context: Context) -> Content:
 
 
 def _next_chunks(handshake: Handshake, content: Content) -> Content:
-    """Return the next chunks of lists that the party sends."""
     chunks = messages.pack_chunks(handshake.next_chunks(content.number(Key.LIMIT)))
     done = {Key.EXPONENTIATIONS: handshake.exponentiations}
     return Content({**chunks, Key.MORE: handshake.has_more, **done})

@@ -255,7 +255,6 @@ class PsuParty:
             setattr(self, name, state[name])
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
-        """Return the merged list of the lists of all parties."""
         union = np.unique(np.concatenate([as_strings(each) for each in lists]))
         return union.view(np.uint8).reshape(-1, self.group.size)
 

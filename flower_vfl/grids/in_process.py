@@ -1,7 +1,5 @@
 """A Flower grid that calls the ClientApp in this process."""
 
-from __future__ import annotations
-
 import secrets
 import traceback
 import weakref

@@ -119,10 +119,8 @@ class GammaChoice:
 
     Parameters
     ----------
-    gamma : float
-        The selected γ.
-    gan, ce : float
-        Size of the GAN part at γ = 1 and of the CE part.
+    gamma, gan, ce : float
+        The selected γ, and the sizes of the GAN part at γ = 1 and of the CE part.
 
     Examples
     --------

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, check_name
 from flower_vfl.objectives import Objective
 from flower_vfl.protocol.config import Shape
 
@@ -36,10 +36,9 @@ class Aggregation(nn.Module):
         self.module: nn.Module | None = None
         if isinstance(kind, nn.Module):
             self.name, self.module = "module", kind
-        elif kind in AGGREGATIONS:
-            self.name = kind
         else:
-            raise unknown_name("aggregation", kind, AGGREGATIONS)
+            check_name("aggregation", kind, AGGREGATIONS)
+            self.name = kind
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Join the embeddings."""

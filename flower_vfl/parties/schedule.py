@@ -96,7 +96,6 @@ class Schedule:
 
 
 def _cut(rows: Tensor, size: int) -> list[Tensor]:
-    """Return the rows in batches."""
     batches = count_batches(len(rows), size)
     ends = [index * size for index in range(1, batches)]
     return list(rows.tensor_split(ends)) if len(rows) else []

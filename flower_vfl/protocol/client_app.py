@@ -73,8 +73,7 @@ def vertical_client_app(
     mods : list[Mod] | None (default: None)
         Flower mods around every message.
     alignment : Callable[[Context], AlignmentSettings] (default: from the node config)
-        What a node brings to an alignment of ids: its key, the pinned keys of others,
-        whether it trusts the server, how it spells ids.
+        What a node brings to an alignment of ids.
     policy : Callable[[Context], NodePolicy] | None (default: None)
         What a node allows the server. None takes it from the node config, where a label
         party that does not trust the server starts from ``NodePolicy.strict()``; a node
@@ -137,7 +136,6 @@ def vertical_client_app(
 
 
 def _policy(party: Party, context: Context) -> NodePolicy:
-    """Return what a node allows by its config."""
     untrusting = isinstance(party, LabelParty) and not party.trust_server
     strict = untrusting and "partition-id" not in context.node_config
     return NodePolicy.from_node(context.node_config, strict)
@@ -341,7 +339,6 @@ def _evaluate(session: Session, content: Content, context: Context) -> Content:
 def _evaluated(
     session: Session, content: Content, split: str
 ) -> dict[str, torch.Tensor]:
-    """Return the embeddings of an evaluation."""
     if session.seals is None:
         return content.tensors()
     at = evaluation_use(split), session.party.step, 0, content.index

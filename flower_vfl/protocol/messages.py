@@ -363,7 +363,6 @@ def _item_size(dtype: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the ``.npy`` header of a C-ordered array."""
     buffer = BytesIO()
     descr = npy.dtype_to_descr(np.dtype(dtype))
     npy.write_array_header_1_0(

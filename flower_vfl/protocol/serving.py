@@ -136,7 +136,6 @@ def _tell(session: Session, content: Content) -> Content:
 
 
 def _predictions(session: Session, content: Content, size: int) -> dict[str, Tensor]:
-    """Return the predictions that a request brings, by batch."""
     if session.seals is None:
         return content.tensors()
     found = {}

@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 from flwr.app import Context
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.label import LabelParty
@@ -76,8 +76,7 @@ def predict_saved(
     --------
     >>> predict_saved(Path("runs/bank"))  # doctest: +SKIP
     """
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    check_name("split", split, SPLITS)
     config = RunConfig(**load_result(folder)["config"])
     if config.alignment != NONE and not files:
         raise ConfigError(

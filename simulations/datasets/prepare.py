@@ -65,7 +65,6 @@ class TableFit:
         return tuple(inputs)
 
     def _pipeline(self) -> Pipeline:
-        """Return the fitted imputer and scaler."""
         # The median of one row is that row.
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         imputer.fit(np.array([self.medians]))

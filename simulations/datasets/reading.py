@@ -108,7 +108,6 @@ def _read_csv(raw: bytes) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _decode(raw: bytes) -> tuple[str, str]:
-    """Return a file's text and its encoding."""
     # Latin-1 has control characters where Windows has letters.
     other = "cp1252" if re.search(rb"[\x80-\x9f]", raw) else "latin-1"
     marked = [name for mark, name in _BOMS.items() if raw.startswith(mark)]
@@ -186,7 +185,6 @@ def _numbers(
 
 
 def _decimal(present: pd.Series[Any]) -> str:
-    """Return the decimal sign of a column of text."""
     commas = present[present.str.contains(",", regex=False)]
     fit = commas.str.fullmatch(_COMMA).sum()
     dots = present.str.contains(".", regex=False).sum() if fit else 0

@@ -180,7 +180,6 @@ _READERS: dict[str, Reader] = {
 
 
 def _source(name: str, entry: dict[str, Any]) -> Source:
-    """Return the source that an entry of ``datasets.toml`` describes."""
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in entry.items()

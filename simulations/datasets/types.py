@@ -73,7 +73,6 @@ class Pictures:
 
 
 def _decode_jpegs(files: NDArray[Any], out: NDArray[np.uint8]) -> None:
-    """Decode each JPEG into its row of ``out``."""
     try:
         from PIL import Image  # optional: only the two JPEG datasets need it
     except ImportError as error:

@@ -1,7 +1,5 @@
 """A dataset divided by columns among the label party and the passive parties."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

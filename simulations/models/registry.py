@@ -155,7 +155,6 @@ def build_top(text: str, in_width: int, out_width: int) -> nn.Module:
 
 
 def _takes(model: Callable[..., BottomModel]) -> frozenset[str]:
-    """Return the kinds of features that a registered model takes."""
     built = model.func if isinstance(model, partial) else model
     assert isinstance(built, type) and issubclass(built, BottomModel)
     return built.takes

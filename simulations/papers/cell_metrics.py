@@ -71,7 +71,6 @@ def series(
 
 
 def _of_epochs(found: pd.DataFrame, epochs: Epochs, last: int) -> pd.DataFrame:
-    """Return the rows of some epochs."""
     if epochs != "all":
         found = found[found["epoch"] == (1 if epochs == "first" else last)]
     if found.empty:

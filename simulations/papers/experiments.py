@@ -251,7 +251,6 @@ def _figures(
 
 
 def _check(experiment: Experiment) -> None:
-    """Refuse figures, claims and comparisons that are about nothing in the table."""
     rows = {row.name for row in experiment.rows}
     names = [column.name for column in experiment.columns]
     last = list(experiment.axes.values())[-1]

@@ -27,7 +27,6 @@ def command_of(experiment: Experiment, quick: bool = False) -> str:
 
 
 def _seeds(experiment: Experiment, frame: pd.DataFrame) -> str:
-    """Return how many seeds were run, in words."""
     if frame.empty:
         return "nothing has been run"
     counts = frame.groupby(list(experiment.axes), sort=False)[SEED].nunique()

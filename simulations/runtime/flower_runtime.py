@@ -41,7 +41,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from flwr.common.config import flatten_dict
 
-from flower_vfl.errors import ConfigError, VerticalError, unknown_name
+from flower_vfl.errors import ConfigError, VerticalError, check_name
 
 from .process_reaper import ProcessReaper
 
@@ -115,8 +115,7 @@ def _check_settings(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
         settings = settings.get(table, {})
     known = flatten_dict(settings)
     for key in run_config:
-        if key not in known:
-            raise unknown_name(f"setting of the app '{app.name}'", key, known)
+        check_name(f"setting of the app '{app.name}'", key, known)
 
 
 @contextmanager
@@ -368,7 +367,6 @@ def answers(port: int, authority: Path | None = None) -> bool:
 
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
-    """Return environment variables that isolate a runtime."""
     env = dict(os.environ)
     scripts = sysconfig.get_path("scripts")
     env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])

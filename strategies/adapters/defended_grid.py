@@ -41,10 +41,8 @@ def defended_grid(
         A gradient transform or its config string, such as ``"marvell:s=4"``.
     message_type : str | Sequence[str]
         Type of the messages that hold gradients, e.g. ``"train.apply_gradients"``.
-    record : str | None (default: None)
-        Name of the array record that holds them; None for every array record.
-    arrays : str | Sequence[str] | None (default: None)
-        Their names in it; None for every array.
+    record, arrays : str | Sequence[str] | None (default: None)
+        Name of the array record that holds them, and their names in it; None for all.
     labels : Labels | Callable[[Message], Labels] | None (default: None)
         Labels of the rows of a gradient, for a transform that requires them: an array,
         or a function of the message.

@@ -82,11 +82,9 @@ class Geno(RowTransform):
     ----------
     lambda_ : float | None (default: None)
         Largest norm that passes; None learns it for each party.
-    warmup : int (default: 20)
-        First steps of a party, which always pass. A party that is an outlier from its
-        first step on is not found.
-    window : int (default: 500)
-        Number of a party's last norms that are remembered.
+    warmup, window : int (default: 20, 500)
+        First steps of a party, which always pass, and how many of its last norms are
+        remembered. A party that is an outlier from its first step on is not found.
     patience : int | None (default: 500)
         Withheld steps in a row after which a party's history is forgotten; None never
         forgets it.

@@ -70,10 +70,8 @@ class PPDL(RowTransform):
         Privacy budget of the whole gradient.
     sensitivity : float (default: 1.0)
         How much one example can change an entry.
-    gamma : float (default: 0.001)
-        Entries are clamped to ±gamma.
-    tau : float (default: 1e-4)
-        Threshold of the magnitude.
+    gamma, tau : float (default: 0.001, 1e-4)
+        Entries are clamped to ±gamma; tau is the threshold of their magnitude.
 
     Examples
     --------

@@ -1,7 +1,5 @@
 """A Flower grid whose messages travel over gRPC streams that stay open."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time
@@ -26,6 +24,7 @@ _OPEN_TTL: Final = 30 * 24 * 3600.0
 # Seconds between two polls for plain replies while sessions open and close.
 _FAST_POLL: Final = 0.05
 _SLOW_POLL: Final = 1.0
+_OFFLINE: Final = "its SuperNode is offline (a killed one may rejoin after a minute)"
 
 
 class ResidentGrid(WrappedGrid):
@@ -34,14 +33,12 @@ class ResidentGrid(WrappedGrid):
     Messages and replies are the same as on the wrapped grid. A node joins with the
     first message to it, or with `open`: one ordinary Flower message gives it an
     address, a certificate and a secret token, and the node connects. From then on the
-    node and its `Context` stay in memory. An exception of the ClientApp becomes an
-    error reply, as on Flower's own grids.
+    node and its `Context` stay in memory.
 
     A node that loses its connection has ``limits.silence`` seconds to reconnect. The
-    grid then repeats the unanswered messages, and a node that has answered one before
-    repeats its reply without running the app again. After that time, messages to the
-    node become error replies (`ErrorCode.NODE_UNAVAILABLE`) until `open` is called for
-    it or, with `reopen`, until the next message to it.
+    grid then repeats the unanswered messages. After that time, messages to the node
+    become error replies (`ErrorCode.NODE_UNAVAILABLE`) until `open` is called for it
+    or, with `reopen`, until the next message to it.
 
     Parameters
     ----------
@@ -51,10 +48,8 @@ class ResidentGrid(WrappedGrid):
         ``host:port`` to listen on; port 0 takes a free one.
     advertise : str | None (default: None)
         ``host`` or ``host:port`` that nodes connect to, if it is not `address`.
-    certificate : bytes | str | Path | None (default: None)
-        PEM certificate chain of this server, or the file that holds it.
-    private_key : bytes | str | Path | None (default: None)
-        PEM key of the certificate, or the file that holds it.
+    certificate, private_key : bytes | str | Path | None (default: None)
+        PEM certificate chain of this server and its key, or the files that hold them.
     root_certificate : bytes | str | Path | None (default: None)
         PEM certificate that nodes trust; `certificate` if not given.
     insecure : bool (default: False)
@@ -72,12 +67,9 @@ class ResidentGrid(WrappedGrid):
     reopen : bool (default: False)
         Whether the message after that error opens a new session; for apps that detect
         that a node has lost its state.
-    open_timeout : float (default: 120.0)
-        Seconds that a node has to join. A SuperNode takes about a minute to notice
-        that its client process was killed, and joins again only then.
-    close_timeout : float (default: 10.0)
-        Seconds that `close` waits for the client processes, which end with their
-        sessions unless these are detached.
+    open_timeout, close_timeout : float (default: 120.0, 10.0)
+        Seconds that a node has to join (a SuperNode takes about a minute to notice that
+        its client process was killed), and that `close` waits for client processes.
     limits : Limits | None (default: None)
         Limits of every session; ``Limits()`` if not given.
 
@@ -132,10 +124,8 @@ class ResidentGrid(WrappedGrid):
         self._server: StreamServer | None = None
         self._requests = PendingRequests(self._limits, wire_dtype, self._end_session)
         self._lock = threading.RLock()
-        # Message ids of the offers that are not answered yet, by node.
-        self._offer_ids: dict[int, str] = {}
-        # Why nodes did not join.
-        self._missing: dict[int, str] = {}
+        self._offer_ids: dict[int, str] = {}  # of unanswered offers, by node
+        self._missing: dict[int, str] = {}  # why nodes did not join
         self._plain_ids: set[str] = set()
 
     def open(
@@ -261,14 +251,11 @@ class ResidentGrid(WrappedGrid):
                     if report["state"] != "detached":
                         failed[node_id] = str(report.get("reason"))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-                    reasons[node_id] = (
-                        "its SuperNode is offline (one that was killed may join again "
-                        "after a minute)"
-                    )
+                    reasons[node_id] = _OFFLINE
                     offline.append(node_id)  # it may come back before the deadline
                 else:
-                    code = f"error {reply.error.code}"
-                    failed[node_id] = reply.error.reason or code
+                    error = reply.error
+                    failed[node_id] = error.reason or f"error {error.code}"
             waiting -= set(failed)
             if offline:
                 self._send_offers(server, offline, left)
@@ -334,7 +321,6 @@ class ResidentGrid(WrappedGrid):
 
 
 def _is_simulation(grid: Grid) -> bool:
-    """Return whether the process of a node outlives a message."""
     # By name: the class is not public, and importing it would load the SuperLink.
     in_memory = {"InMemoryGrid", "InProcessGrid"}
     return any(kind.__name__ in in_memory for kind in type(grid).__mro__)

@@ -113,8 +113,6 @@ class NodeSession:
         self._replies: dict[int, list[Buffer]] = {}
         self._oldest = 0
 
-    # --- connections ------------------------------------------------------------
-
     async def run(self) -> str:
         """Serve the session until it ends; return the reason."""
         node_id = self.context.node_id
@@ -241,8 +239,6 @@ class NodeSession:
             # The server answers this frame by ending the stream.
             queue.put(wire.END, reason.encode())
             queue.close()
-
-    # --- requests ---------------------------------------------------------------
 
     def answer(self, frame: memoryview) -> None:
         """Answer a request; repeat the reply if it was answered before."""

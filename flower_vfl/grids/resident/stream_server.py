@@ -117,8 +117,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._monitor = ConnectionMonitor(self.port, limits.authenticate)
         self._monitoring: asyncio.Future[None] | None = None
 
-    # --- start and stop ---------------------------------------------------------
-
     def start(self) -> None:
         """Start the gRPC server on the reserved port if it does not run yet."""
         if self._server is None:
@@ -177,8 +175,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self._socket.close()
             self._socket = None
 
-    # --- sessions ---------------------------------------------------------------
-
     def create_session(self, run_id: int, node_id: int) -> bytes:
         """Replace the session of a node by a new one and return its token."""
         with self.condition:
@@ -203,8 +199,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 session.connection.close()
             self.condition.notify_all()
 
-    # --- streams ----------------------------------------------------------------
-
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler:
@@ -221,7 +215,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await self._refuse(context, context.peer(), problem)
 
     async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        """Serve one stream from its first byte to its last."""
         session, connection, proof = await self._authenticate(context)
         reader = asyncio.ensure_future(self._read(context, session, connection))
         try:
