@@ -112,12 +112,15 @@ class RunState:
         for each in self.records.since(self.first):
             if each.metric in known:
                 known[each.metric][each.party, each.step] = each.value
+        if not known[AUC_BOUND] and not self.sum_kl:
+            return  # no Marvell so far
+        before = math.inf if self.train and not self.sum_kl else 0.0
         for party in parties:
             steps = [(party, step) for step in self.rows]
             bounded = all(step in known[AUC_BOUND] for step in steps)
             spent = [known[SUM_KL].get(step, math.inf) for step in steps]
             largest = max(spent, default=math.inf) if bounded else math.inf
-            self.sum_kl[party] = self.sum_kl.get(party, 0.0) + largest
+            self.sum_kl[party] = self.sum_kl.get(party, before) + largest
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

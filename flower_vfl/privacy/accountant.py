@@ -106,7 +106,8 @@ class Guarantee:
         """The guarantee in words, with the others after it."""
         text, bound = "no bound for the whole training", f"{self.auc_bound:.3f}"
         if self.mechanism == MARVELL:
-            text = "Marvell's bounds of the steps together are none"
+            text = "Marvell's bounds of single steps add up to none (too many epochs, "
+            text += "or a batch without a bound, e.g. of one class)"
             if self.auc_bound < 1.0:
                 text = "under Marvell's assumptions, no passive party alone tells "
                 text += f"labels with an AUC above {bound} over all epochs"
@@ -292,10 +293,9 @@ def guarantee_of_run(label: Guarantee, sum_kls: Mapping[str, float]) -> Guarante
     >>> guarantee_of_run(Guarantee("none"), {"shop": 1.0}).auc_bound
     0.875
     """
-    worst = max(sum_kls.values(), default=math.inf)
-    if not worst < math.inf:
+    if not sum_kls:
         return label
-    bound = composed_auc([worst])
+    bound = composed_auc([max(sum_kls.values())])
     marvell = Guarantee(MARVELL, auc_bound=bound, scope=_ASSUMED)
     if label.mechanism == NONE and bound < 1.0:
         return marvell
