@@ -27,6 +27,7 @@ PACKAGES = [
     "flower_vfl.grids.resident",
     "flower_vfl.strategies",
     "flower_vfl.parties.imputation",
+    "flower_vfl.privacy",
     "flower_vfl.simulations.datasets",
     "flower_vfl.simulations.models",
     "flower_vfl.simulations.report",
