@@ -74,7 +74,8 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
     coalition = wide["party"].str.contains("+", regex=False)
     known = final_metrics(records).query("name == 'train_model_leak'")
-    model = wide[RUN].map(known.drop_duplicates(RUN).set_index(RUN)["value"])
+    told = known.drop_duplicates(RUN).set_index(RUN)["value"]
+    model = wide[RUN].map(told).astype("float64")  # also where there is no leak
     beyond = (leak - model).where(_stale(wide["attack"]))
     return wide.assign(leak=leak, coalition=coalition, beyond=beyond)
 

@@ -260,6 +260,8 @@ def test_a_stale_leak_is_that_of_the_last_epoch_less_what_the_model_tells() -> N
     assert pd.isna(found["norm", "passive-1"])
     plain = run_columns(records_of(*early, *late, *evaluation_rows(auc=0.9)))
     assert not {"beyond_model", "run_auc_bound"} & set(plain)
+    nothing = run_columns(records_of(*evaluation_rows(auc=0.9)))
+    assert list(nothing) == ["utility", "test_auc"]
 
 
 def test_the_main_metric_is_that_of_the_task() -> None:
