@@ -1,6 +1,6 @@
 """What is promised about labels over a whole training, and what has been spent."""
 
-from .accountant import Guarantee, Release, compose, composed_auc, guarantee_of_run
+from .accountant import Guarantee, Release, compose
 from .label_privacy import LabelPrivacy
 from .ledger import Ledger
 
@@ -10,6 +10,4 @@ __all__ = [
     "Ledger",
     "Release",
     "compose",
-    "composed_auc",
-    "guarantee_of_run",
 ]

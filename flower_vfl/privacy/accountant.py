@@ -260,16 +260,7 @@ def _auc(epsilons: np.ndarray[Any, Any], deltas: np.ndarray[Any, Any]) -> float:
 
 
 def composed_auc(sum_kls: Iterable[float]) -> float:
-    """Return Marvell's bound for gradients with these sums of divergences together.
-
-    The divergences of independent gradients add up (Theorem 1 of the paper).
-
-    Examples
-    --------
-    >>> from flower_vfl.privacy import composed_auc
-    >>> composed_auc([0.5, 0.5])
-    0.875
-    """
+    """Return Marvell's bound for independent gradients: their divergences add up."""
     total = math.fsum(sum_kls)
     if not total < 4.0:
         return 1.0
@@ -277,21 +268,10 @@ def composed_auc(sum_kls: Iterable[float]) -> float:
 
 
 def guarantee_of_run(label: Guarantee, sum_kls: Mapping[str, float]) -> Guarantee:
-    """Return what a run can state.
+    """Return what a run can state: what the label party says, and Marvell's bound.
 
-    Parameters
-    ----------
-    label : Guarantee
-        What the label party says about its labels.
-    sum_kls : Mapping[str, float]
-        Marvell's divergences by passive party: the largest of each epoch, added up.
-        Infinite where a gradient left without them, empty without Marvell.
-
-    Examples
-    --------
-    >>> from flower_vfl.privacy import Guarantee, guarantee_of_run
-    >>> guarantee_of_run(Guarantee("none"), {"shop": 1.0}).auc_bound
-    0.875
+    `sum_kls` has its divergences by passive party, the largest of each epoch added
+    up: infinite where a gradient left without one, empty without Marvell.
     """
     if not sum_kls:
         return label

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl import ConfigError
-from flower_vfl.privacy import (
+from flower_vfl.privacy.accountant import (
     Guarantee,
     Release,
     compose,

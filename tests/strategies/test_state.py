@@ -12,7 +12,7 @@ from resume_cases import EPOCHS, PowerCutError, cut_at, rich_grid, strategy
 from vertical_cases import simple_parties
 
 from flower_vfl import LabelPrivacy, PartyError
-from flower_vfl.privacy import Guarantee, composed_auc
+from flower_vfl.privacy.accountant import Guarantee, composed_auc
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.strategies import (
     Compose,

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl import Batch, ConfigError, PartyError
-from flower_vfl.privacy import composed_auc
+from flower_vfl.privacy.accountant import composed_auc
 from flower_vfl.strategies import Compose, Iso, Marvell, PerParty, Scheduled
 from flower_vfl.strategies.defenses.registry import build_defense, defense_spec
 

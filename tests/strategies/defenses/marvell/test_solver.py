@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import brentq, minimize
 
 from flower_vfl import ConfigError
-from flower_vfl.privacy import composed_auc
+from flower_vfl.privacy.accountant import composed_auc
 from flower_vfl.strategies.defenses.marvell.solver import (
     MarvellSolution,
     allowed_sum_kl,

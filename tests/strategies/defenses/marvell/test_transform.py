@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from flower_vfl import ConfigError, PartyError
-from flower_vfl.privacy import composed_auc
+from flower_vfl.privacy.accountant import composed_auc
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec, write_spec
 from flower_vfl.strategies.defenses.marvell.solver import solve_marvell
