@@ -98,7 +98,7 @@ def leakage_of(config: RunConfig) -> Leakage | None:
         membership=told,
     )
     idle = Leakage(window=leakage.window, every=leakage.every)
-    return None if leakage == idle else leakage
+    return None if leakage == idle and not config.canaries else leakage
 
 
 def check_attacks(config: RunConfig) -> None:

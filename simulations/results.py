@@ -21,6 +21,7 @@ FORMAT = 2
 RESULT_FILE = "result.json"
 PARTIES_FOLDER = "parties"
 PRIVACY = "label_privacy"
+LOSSES = "label_losses"  # of private labels, by what they reach on validation rows
 RUN = "run"  # column that tells the runs of a study apart
 COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
 COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
@@ -54,6 +55,7 @@ def result_document(
         },
         "stopped": result.stopped,
         PRIVACY: result.label_privacy,
+        LOSSES: result.label_losses,
         "seconds": {
             "total": seconds,
             "training": spent.get("seconds", 0.0),

@@ -151,6 +151,8 @@ class VerticalResult(Result):
     label_privacy : dict[str, Any]
         What is promised about the labels over the whole training: ``mechanism``,
         ``epsilon``, ``delta``, ``auc_bound``, ``scope``, and ``others`` beside it.
+    label_losses : dict[str, float] (default: {})
+        What each loss of private labels reached on validation rows, if one was chosen.
 
     Examples
     --------
@@ -165,6 +167,7 @@ class VerticalResult(Result):
     evaluations: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     stopped: str = ""
     label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
+    label_losses: dict[str, float] = field(default_factory=dict)
 
     def table(self) -> pd.DataFrame:
         """Return the records: metric, party, attack, layer, step, value."""
@@ -217,6 +220,7 @@ class VerticalResult(Result):
         result = cls(records=[*state.records, *state.probed])
         result.evaluations, result.stopped = state.evaluate, state.reason
         result.label_privacy = state.label_privacy
+        result.label_losses = state.label_losses
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, found in state.server.items():

@@ -213,6 +213,11 @@ class PrivateLabels:
     def check_run(self, config: TrainingConfig, defender: Defender) -> None:
         """Refuse a run that would act on true labels, or that breaks the budget."""
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
+        if self.privacy.canaries and leakage is None:
+            raise ConfigError(
+                "canaries are measured with the leakage: name attacks in Leakage(...) "
+                "at the strategy (attack in the run config)"
+            )
         if self.mechanism is not None and leakage is not None:
             if leakage.limit is not None:
                 raise ConfigError(

@@ -17,7 +17,7 @@ from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.results import PARTIES_FOLDER, PRIVACY, RUN, table
+from flower_vfl.simulations.results import LOSSES, PARTIES_FOLDER, PRIVACY, RUN, table
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.run_metrics import leaks, utilities
 from flower_vfl.specs import parse_spec
@@ -87,12 +87,15 @@ def show_result(document: dict[str, Any]) -> None:
     source = Path(config["label_party"]).name or config["dataset"] or "own files"
     title = f"{source}: {config['parties']} passive parties"
     if config["defense"]:
-        title += f", {config['defense']} at the {config['defense_at']}"
+        private = RunConfig(**config).label_privacy() is not None
+        place = "label" if private else config["defense_at"]
+        title += f", {config['defense']} at the {place}"
     console = Console(highlight=False)
     console.print(title)
     lacking = any(config.get(name) for name in _LACKING)
+    hidden = {"loss", "f1", "model_leak"} | (set() if lacking else {"ace"})
     console.print(
-        _epochs(records, {"loss", "f1"} if lacking else {"loss", "f1", "ace"})
+        _epochs(records, hidden if config["train_metrics"] else hidden | {"train"})
     )
     found = leaks(records)
     if not found.empty:
@@ -109,10 +112,13 @@ def show_result(document: dict[str, Any]) -> None:
         groups = members.groupby(["party", "attack", "layer"], sort=False)
         means = groups["value"].mean()
         console.print(_leakage(means.reset_index().assign(random=False), "value"))
-    for line in _defense_lines(records):
+    for line in [*_defense_lines(records), *_audit_lines(records)]:
         console.print(line)
     promised = Guarantee.from_dict(document[PRIVACY])
     console.print(f"Labels: {promised.sentence}")
+    if losses := document[LOSSES]:
+        tried = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        console.print(f"the loss was chosen by validation rows: {tried}")
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
         console.print(_completion(document["completion"]))
@@ -131,7 +137,7 @@ def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
     training = records.query("metric == 'loss' and split == 'train' and step == 0")
     losses = training.set_index("epoch")["value"]
     found = records.query("step > 0 and party == '' and attack == ''")
-    found = found[~found["metric"].isin(hidden)]
+    found = found[~found["metric"].isin(hidden) & ~found["split"].isin(hidden)]
     names = found["split"] + " " + found["metric"].str.replace("_", " ")
     values = found.assign(name=names).set_index(["epoch", "name"])["value"]
     rows = []
@@ -175,6 +181,26 @@ def _average(values: pd.Series[float]) -> str:
         return ""
     spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
     return f"{values.mean():.3f}{spread}"
+
+
+def _audit_lines(records: pd.DataFrame) -> Iterator[str]:
+    """Yield what a whole training shows beyond its model, and about canaries."""
+    stale = leaks(records).dropna(subset="beyond")
+    for attack, own in stale.groupby("attack", sort=False):
+        worst = own.loc[own["beyond"].idxmax()]
+        yield (
+            f"over all epochs {attack} finds {worst['leak']:.3f} at {worst['party']}, "
+            f"{worst['beyond']:+.3f} beyond the model's own predictions for these rows"
+        )
+    canary = records[records["metric"].str.startswith("canary")].sort_values("step")
+    last = canary.groupby("metric")["value"].last()
+    if not last.empty:
+        yield (
+            f"canaries: all that left tells them with an AUC of "
+            f"{last['canary_auc']:.3f}; epsilon is at least "
+            f"{last['canary_epsilon']:.2f}, the AUC at least "
+            f"{last['canary_auc_low']:.3f} (99.9 % confidence)"
+        )
 
 
 def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
