@@ -21,66 +21,19 @@ from flower_vfl.records import Measurement
 
 from .attacks.stale import StaleGradients
 
-Floats = NDArray[np.float64]
 _BLOCKS, _CONFIDENCE = 8, 0.999
-
-
-def guess_sides(seen: Floats, sides: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return a score for each canary but the first block's, and its side.
-
-    The canaries are cut into 8 blocks. A ridge classifier that knows the sides of
-    the blocks before a block scores it; a score above 0 is a guess of side 1. Given all
-    that left and all sides before, a label with ε-DP has odds of at most e^ε, whatever
-    the guess was made from. The number of right guesses is so dominated by a binomial
-    one with p = e^ε/(1+e^ε). Cross-fitting would use more canaries but is not valid:
-    two folds that score each other are right or wrong together by chance.
-
-    Parameters
-    ----------
-    seen : NDArray
-        What left about each canary, one row each.
-    sides : NDArray
-        The coin of each, 0 or 1.
-
-    Examples
-    --------
-    >>> sides = np.arange(64) // 3 % 2
-    >>> scores, truth = guess_sides(sides[:, None] + 0.0, sides)
-    >>> len(scores), bool(((scores > 0) == truth).all())
-    (56, True)
-    """
-    scaled = StandardScaler().fit_transform(seen)  # knows no side
-    blocks = np.arange(len(sides)) % _BLOCKS
-    scores = np.zeros(len(sides))
-    for block in range(1, _BLOCKS):
-        before, own = blocks < block, blocks == block
-        if own.any() and len(np.unique(sides[before])) == 2:
-            model = RidgeClassifier().fit(scaled[before], sides[before])
-            scores[own] = model.decision_function(scaled[own])
-    return scores[blocks > 0], sides[blocks > 0]
-
-
-def epsilon_low(right: int, guesses: int) -> float:
-    """Return what ε is at least, at 99.9 % confidence (Clopper-Pearson).
-
-    Parameters
-    ----------
-    right, guesses : int
-        How many guesses were right, of how many.
-
-    Examples
-    --------
-    >>> round(epsilon_low(900, 1000), 2), epsilon_low(500, 1000)
-    (1.88, 0.0)
-    """
-    test = binomtest(right, guesses, alternative="greater")
-    low = float(test.proportion_ci(_CONFIDENCE).low)
-    return max(0.0, math.log(low / (1.0 - low))) if low > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
 class Canaries:
     """Rows whose labels a fair coin has chosen, so that features say nothing of them.
+
+    They are cut into 8 blocks. A ridge classifier that knows the coins of the blocks
+    before a block guesses its coins. Under ε-DP the odds of a coin, given all that left
+    and all coins before, are at most e^ε. So the number of right guesses is dominated
+    by a binomial one with p = e^ε/(1+e^ε), and ε follows at 99.9 % confidence (Clopper-
+    Pearson). Cross-fitting would guess the first block too but is not valid: two folds
+    that guess each other are right or wrong together by chance.
 
     Parameters
     ----------
@@ -109,7 +62,9 @@ class Canaries:
         means = [part.means(self.rows.cpu())[1].double() for part in parties.values()]
         norms = [part.norm(dim=1, keepdim=True) for part in means]
         seen = torch.cat([*means, *norms], dim=1).numpy()
-        scores, sides = guess_sides(seen, self.sides.cpu().long().numpy())
+        sides = self.sides.cpu().long().numpy()
+        scores, guessed = _scores(seen, sides), np.arange(len(sides)) % _BLOCKS > 0
+        scores, sides = scores[guessed], sides[guessed]
         if len(np.unique(sides)) < 2:
             return []
         epsilon = epsilon_low(int(((scores > 0) == sides).sum()), len(sides))
@@ -120,3 +75,28 @@ class Canaries:
         }
         who = "+".join(parties)
         return [Measurement(name, value, step, who) for name, value in found.items()]
+
+
+def _scores(seen: NDArray[np.float64], sides: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Score each canary from the sides of the blocks before; above 0 is side 1."""
+    scaled = StandardScaler().fit_transform(seen)  # knows no side
+    blocks, scores = np.arange(len(sides)) % _BLOCKS, np.zeros(len(sides))
+    for block in range(1, _BLOCKS):
+        before, own = blocks < block, blocks == block
+        if own.any() and len(np.unique(sides[before])) == 2:
+            model = RidgeClassifier().fit(scaled[before], sides[before])
+            scores[own] = model.decision_function(scaled[own])
+    return scores
+
+
+def epsilon_low(right: int, guesses: int) -> float:
+    """Return what ε is at least if so many guesses were right.
+
+    Examples
+    --------
+    >>> round(epsilon_low(900, 1000), 2), epsilon_low(500, 1000)
+    (1.88, 0.0)
+    """
+    test = binomtest(right, guesses, alternative="greater")
+    low = float(test.proportion_ci(_CONFIDENCE).low)
+    return max(0.0, math.log(low / (1.0 - low))) if low > 0.0 else 0.0

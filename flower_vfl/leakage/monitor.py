@@ -237,20 +237,24 @@ class LeakageMonitor:
         Stale attacks and the canaries' audit follow at the `last` step of an epoch.
         """
         found: list[Measurement] = []
-        if self.settings.stale or self.canaries is not None:
-            found = self._over_epochs(gradients, labels, step, real, rows, last)
-        if not gradients or step % self.settings.every:
-            return found
-        if self.settings.membership and real is not None:
+        due = bool(gradients) and step % self.settings.every == 0
+        if due and self.settings.membership and real is not None:
             for party, gradient in gradients.items():
                 aucs = membership_aucs(gradient, real)
                 found += members("spectral", aucs, step, party)
-        if not self.meter.attacks:
-            return found
         if real is not None:
             gradients = {name: part[real] for name, part in gradients.items()}
             clean = {name: part[real] for name, part in clean.items()}
-            labels = labels[real]
+            labels, rows = labels[real], None if rows is None else rows[real]
+        if self.settings.stale or self.canaries is not None:
+            if rows is None:
+                raise ConfigError("a stale attack has to know the numbers of the rows")
+            self._stale.add(gradients, labels, rows, step)
+            if last and (parties := self._stale.parties):
+                found += self._stale.measure(step, self._coalitions(parties))
+                found += self.canaries.measure(parties, step) if self.canaries else []
+        if not due or not self.meter.attacks:
+            return found
         together = self._coalitions(gradients)
         leaks = self.meter.measure(gradients, labels, step, clean, "", together)
         found += leaks
@@ -262,28 +266,6 @@ class LeakageMonitor:
         if self.settings.limit is not None:
             found += self._exceeded(leaks, step)
         return found
-
-    def _over_epochs(
-        self,
-        gradients: Mapping[str, Tensor],
-        labels: Tensor,
-        step: int,
-        real: Tensor | None,
-        rows: Tensor | None,
-        last: bool,
-    ) -> list[Measurement]:
-        """Collect a batch; after an epoch, return what all batches so far show."""
-        if rows is None:
-            raise ConfigError("a stale attack has to know the numbers of the rows")
-        if real is not None:
-            gradients = {name: part[real] for name, part in gradients.items()}
-            labels, rows = labels[real], rows[real]
-        self._stale.add(gradients, labels, rows, step)
-        parties = self._stale.parties
-        if not last or not parties:
-            return []
-        found = self._stale.measure(step, self._coalitions(parties))
-        return found + (self.canaries.measure(parties, step) if self.canaries else [])
 
     def measure_layers(
         self, gradients: Mapping[str, Tensor], labels: Tensor, step: int, party: str

@@ -378,7 +378,7 @@ class PrivateLabels:
         if not isinstance(mechanism, RandomizedResponse) or not mechanism.invertible:
             return None
         inverse = torch.linalg.inv(mechanism.channel).to(self._noisy.device)
-        soft = inverse[self._noisy.long()].float()
+        soft: Tensor = inverse[self._noisy.long()].float()
         return soft if mechanism.classes > 2 else soft[:, 1]
 
     def validation(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:

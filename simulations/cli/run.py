@@ -187,7 +187,7 @@ def _audit_lines(records: pd.DataFrame) -> Iterator[str]:
     """Yield what a whole training shows beyond its model, and about canaries."""
     stale = leaks(records).dropna(subset="beyond")
     for attack, own in stale.groupby("attack", sort=False):
-        worst = own.loc[own["beyond"].idxmax()]
+        worst = own.nlargest(1, "beyond").iloc[0]
         yield (
             f"over all epochs {attack} finds {worst['leak']:.3f} at {worst['party']}, "
             f"{worst['beyond']:+.3f} beyond the model's own predictions for these rows"

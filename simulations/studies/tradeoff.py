@@ -84,8 +84,10 @@ def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataF
             "x": privacy(by_attack, first["regression"]),
             "y": usefulness(first["metric"], utility),
             "seeds": len(own),
+            **{str(n): v for n, v in trained.reindex(own.index).mean().items()},
         }
-        points[setting] |= trained.reindex(own.index).mean().dropna().to_dict()
+        whole = trained.reindex(own.index).mean().dropna()
+        points[setting] |= {str(name): value for name, value in whole.items()}
     return pd.DataFrame.from_dict(points, orient="index")
 
 

@@ -27,11 +27,9 @@ from .norm import norm_scores
 from .spectral import spectral_scores
 
 STALE = "stale"
-_STALE_SCORE: dict[Task, dict[str, str]] = {  # the one that finds most
-    "binary": {"score": "mean", "held_out": "true"},
-    "multiclass": {"score": "mean", "held_out": "true"},
-    "regression": {"score": "direct"},
-}
+_HELD_OUT = {"score": "mean", "held_out": "true"}
+_STALE_SCORE = {"binary": _HELD_OUT, "multiclass": _HELD_OUT}  # what finds most
+_STALE_SCORE["regression"] = {"score": "direct"}
 
 
 def stale_attack(score: str = "mean", over: Literal["all", "best"] = "all") -> None:
@@ -63,7 +61,7 @@ def build_attack(spec: str, task: Task) -> ScoreAttack:
     kind = "score attack"
     name, raw = parse_spec(spec)
     if name == STALE:
-        own = {key: raw.pop(key) for key in ("score", "over") if key in raw}
+        own = {key: raw.pop(key) for key in list(raw) if key in ("score", "over")}
         typed_arguments(kind, name, own, stale_attack)
         inner = raw if "score" in own else {**_STALE_SCORE[task], **raw}
         score = own.get("score") or inner.pop("score")

@@ -30,16 +30,15 @@ class StaleGradients:
 
     Parameters
     ----------
-    rows : int (default: 0)
-        Number of examples; grows where a larger row number comes.
     normalize : bool (default: False)
         Divide every batch by the root mean square of its rows' norms. Gradients shrink
         while a model learns; this gives every epoch the same weight.
 
     Attributes
     ----------
-    counts : Tensor
-        How often each example was seen.
+    sums, counts : Tensor
+        Sum of each example's gradients, and how often it was seen; they grow where a
+        larger row number comes.
 
     Examples
     --------
@@ -51,10 +50,10 @@ class StaleGradients:
     ([0, 2], [[2.0], [6.0]])
     """
 
-    def __init__(self, rows: int = 0, normalize: bool = False) -> None:
+    def __init__(self, normalize: bool = False) -> None:
         self.normalize = normalize
-        self._sums = torch.zeros(rows, 0)
-        self.counts = torch.zeros(rows, dtype=torch.int64)
+        self.sums = torch.zeros(0, 0)
+        self.counts = torch.zeros(0, dtype=torch.int64)
 
     def add(self, index: Tensor, gradient: Tensor) -> None:
         """Collect one batch."""
@@ -66,13 +65,13 @@ class StaleGradients:
         if self.normalize:
             scale = float(norms.double().square().mean().sqrt())
             batch = batch / scale if scale > 0.0 else batch
-        width = self._sums.shape[1]
+        width = self.sums.shape[1]
         if not width:
-            self._sums = torch.zeros(len(self.counts), batch.shape[1])
+            self.sums = torch.zeros(len(self.counts), batch.shape[1])
         elif batch.shape[1] != width:
             raise ConfigError(f"got {batch.shape[1]} columns, before it were {width}")
-        self._sums, self.counts = _grow(self._sums, index), _grow(self.counts, index)
-        self._sums.index_add_(0, index, batch.float())
+        self.sums, self.counts = _grow(self.sums, index), _grow(self.counts, index)
+        self.sums.index_add_(0, index, batch.float())
         self.counts.index_add_(0, index, torch.ones_like(index))
 
     def means(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -83,16 +82,8 @@ class StaleGradients:
         if rows is None:
             rows = seen
         else:  # zeros for one that was not seen
-            self._sums, self.counts = _grow(self._sums, rows), _grow(self.counts, rows)
-        return rows, self._sums[rows] / self.counts[rows].clamp_min(1).unsqueeze(1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and counts."""
-        return {"sums": self._sums, "counts": self.counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._sums, self.counts = state["sums"].clone(), state["counts"].clone()
+            self.sums, self.counts = _grow(self.sums, rows), _grow(self.counts, rows)
+        return rows, self.sums[rows] / self.counts[rows].clamp_min(1).unsqueeze(1)
 
 
 def _grow(table: Tensor, index: Tensor) -> Tensor:
@@ -108,8 +99,7 @@ class StaleAttacks:
 
     def __init__(self, attacks: Sequence[str], task: Task, baseline: bool) -> None:
         self._meter = LeakageMeter(attacks, task, baseline)
-        over = {spec: parse_spec(spec)[1].get("over") for spec in attacks}
-        self._over_best = [spec for spec in attacks if over[spec] == "best"]
+        self._over_best = [a for a in attacks if parse_spec(a)[1].get("over") == "best"]
         self._best: dict[str, float] = {}
         self._labels = torch.zeros(0)
         self.parties: dict[str, StaleGradients] = {}
@@ -142,26 +132,21 @@ class StaleAttacks:
             means = torch.cat([part.means(rows)[1] for part in parts], dim=1)
             given = {"+".join(members): means}
             found += self._meter.measure(given, self._labels[rows], step)
-        return [self._best_so_far(each) for each in found]
-
-    def _best_so_far(self, found: Measurement) -> Measurement:
-        """Return the largest value of any epoch, for an attack with over=best."""
-        if found.attack not in self._over_best:
-            return found
-        best = max(found.value, self._best.get(found.name, found.value))
-        self._best[found.name] = best
-        return replace(found, value=best)
+        for number, each in enumerate(found):
+            if each.attack in self._over_best:  # the largest value of any epoch
+                best = max(each.value, self._best.get(each.name, each.value))
+                self._best[each.name] = best
+                found[number] = replace(each, value=best)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected."""
-        parties = {name: sums.state_dict() for name, sums in self.parties.items()}
+        parties = {name: [p.sums, p.counts] for name, p in self.parties.items()}
         return {"parties": parties, "labels": self._labels, "best": dict(self._best)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._labels, self._best = state["labels"].clone(), dict(state["best"])
-        self.parties = {
-            name: StaleGradients(normalize=True) for name in state["parties"]
-        }
-        for name, sums in self.parties.items():
-            sums.load_state_dict(state["parties"][name])
+        self.parties = {name: StaleGradients(True) for name in state["parties"]}
+        for name, own in self.parties.items():
+            own.sums, own.counts = (part.clone() for part in state["parties"][name])
