@@ -188,10 +188,8 @@ class Defender:
             self.seed = draw_secret() if seed is None else seed
         self.idle = not self.transforms and monitor is None
         self.sees_embeddings = any(map(sees_embeddings, self.transforms))
-        # whether embeddings and row numbers have to be given
-        self.needs_rows = self.sees_embeddings or (
-            monitor is not None and monitor.needs_rows
-        )
+        by_monitor = monitor is not None and monitor.needs_rows
+        self.needs_rows = self.sees_embeddings or by_monitor  # see Seen
 
     @property
     def requires_labels(self) -> bool:
@@ -212,11 +210,7 @@ class Defender:
         last: bool = False,
         true_labels: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
-        """Return what each party gets, and what was measured on the way.
-
-        Transforms see `labels`, the monitor `true_labels`, by default the same. `last`
-        is the last step of an epoch.
-        """
+        """Return what each party gets, and what was measured with the true labels."""
         defended: dict[str, Tensor] = {}
         measured: list[Measurement] = []
         for party, gradient in gradients.items():

@@ -211,9 +211,7 @@ def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
         utility=float(utilities(leaking)["value"].mean()),
         leaks=_leaks(leaking, "leak"),
         beyond=_leaks(leaking, "beyond"),
-        bound=float(trained[RUN_AUC_BOUND].mean())
-        if RUN_AUC_BOUND in trained
-        else None,
+        bound=trained[RUN_AUC_BOUND].mean() if RUN_AUC_BOUND in trained else None,
         seconds=float(whole_run(bare, "seconds_step").mean()),
         traffic=float(whole_run(bare, "bytes_step").mean()),
         memory=None if memory.empty else float(memory.mean()),

@@ -92,11 +92,7 @@ def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_training(records: pd.DataFrame) -> pd.DataFrame:
-    """Return what is known about a whole training, one row for each run.
-
-    Columns are what a stale attack finds beyond the model, and the AUC bound; those
-    that no run has are left out.
-    """
+    """Return what a stale attack finds beyond the model, and the AUC bound, by run."""
     beyond = largest_leaks(records).groupby(RUN)["beyond"].max()
     stated = records[records["metric"] == RUN_AUC_BOUND].sort_values("epoch")
     bound = stated.groupby(RUN)["value"].last()
@@ -105,14 +101,10 @@ def over_training(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_whole(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return which figures of whole trainings a table shows, and their heads.
-
-    None without a stale attack, which looks at whole trainings too.
-    """
-    if not any(BEYOND_MODEL in row for row in rows):
-        return {}
+    """Return which figures of whole trainings a table with a stale attack shows."""
     known = {name for row in rows for name in row}
-    return {name: head for name, head in WHOLE_RUN.items() if name in known}
+    shown = WHOLE_RUN if BEYOND_MODEL in known else {}
+    return {name: head for name, head in shown.items() if name in known}
 
 
 def completions(records: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ of a class whose objects are such functions.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +30,6 @@ STALE = "stale"
 _HELD_OUT = {"score": "mean", "held_out": "true"}
 _STALE_SCORE = {"binary": _HELD_OUT, "multiclass": _HELD_OUT}  # what finds most
 _STALE_SCORE["regression"] = {"score": "direct"}
-
-
-def stale_attack(score: str = "mean", over: Literal["all", "best"] = "all") -> None:
-    """Describe the parameters of the stale attack; others are those of its score."""
-
-
 ScoreAttack = Callable[[Tensor, Known], Tensor]
 SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "norm": norm_scores,
@@ -44,7 +38,7 @@ SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "median": MedianAttack,
     "spectral": spectral_scores,
     "direct": DirectAttack,
-    STALE: stale_attack,
+    STALE: MeanAttack,  # its score, unless another one is given
 }
 DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
     "binary": ("norm", "cosine", "mean", "median"),
@@ -54,18 +48,13 @@ DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
 
 
 def build_attack(spec: str, task: Task) -> ScoreAttack:
-    """Build an attack from its name and parameters; refuse one that needs classes.
-
-    That of a stale attack is its score, for gradients that were averaged before.
-    """
+    """Build an attack, or the score of a stale one; refuse one that needs classes."""
     kind = "score attack"
     name, raw = parse_spec(spec)
     if name == STALE:
-        own = {key: raw.pop(key) for key in list(raw) if key in ("score", "over")}
-        typed_arguments(kind, name, own, stale_attack)
-        inner = raw if "score" in own else {**_STALE_SCORE[task], **raw}
-        score = own.get("score") or inner.pop("score")
-        rest = ",".join(f"{key}={value}" for key, value in inner.items())
+        check_name("epochs of 'over'", raw.pop("over", "all"), ("all", "best"))
+        inner = raw if "score" in raw else {**_STALE_SCORE[task], **raw}
+        score, rest = inner.pop("score"), ",".join(f"{k}={v}" for k, v in inner.items())
         return build_attack(f"{score}:{rest}" if rest else score, task)
     check_name(kind, name, SCORE_ATTACKS)
     factory = SCORE_ATTACKS[name]

@@ -76,13 +76,10 @@ class StaleGradients:
 
     def means(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the examples that were seen, or `rows`, and the mean of each."""
-        seen = self.counts.nonzero()[:, 0]
-        if not len(seen):
+        if not self.counts.any():
             raise ConfigError("no gradient was collected yet")
-        if rows is None:
-            rows = seen
-        else:  # zeros for one that was not seen
-            self.sums, self.counts = _grow(self.sums, rows), _grow(self.counts, rows)
+        rows = self.counts.nonzero()[:, 0] if rows is None else rows
+        self.sums, self.counts = _grow(self.sums, rows), _grow(self.counts, rows)
         return rows, self.sums[rows] / self.counts[rows].clamp_min(1).unsqueeze(1)
 
 
