@@ -350,11 +350,16 @@ def test_what_would_act_on_true_labels(options: dict[str, Any], match: str) -> N
         ("auc=0.7,mechanism=laplace", "'laplace' is not for a binary task"),
         ("epsilon=1,prior=0.2+0.3+0.5", "prior must be 2 weights"),
         ("auc=0.7,mechanism=gaussian,loss=unbiased", "'unbiased'.*plain, forward"),
-        ("auc=0.7,canaries=20", "canaries must be at most half of the 36"),
+        ("auc=0.7,canaries=2", "canaries are measured with the leakage"),
     ],
 )
 def test_what_does_not_fit_classes(text: str, match: str) -> None:
     refused(match, text, valid_fraction=0.2)
+
+
+def test_too_many_canaries() -> None:
+    given = {"valid_fraction": 0.2, "leakage": Leakage(("norm",))}
+    refused("canaries must be at most half of the 36", "auc=0.7,canaries=19", **given)
 
 
 @pytest.mark.parametrize(

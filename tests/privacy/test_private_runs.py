@@ -165,7 +165,8 @@ def app_of(
 
     def label(context: Context) -> LabelParty:
         own = {"trust_server": True, "build_defense": build_defense, **options}
-        own |= {"label_privacy": LabelPrivacy.from_text(privacy)}
+        if privacy:
+            own |= {"label_privacy": LabelPrivacy.from_text(privacy)}
         if own.pop("featured", False):
             own |= {"features": features(0), "model": bottom()}
         return LabelParty(labels, objective(), optimizer=ADAM, device="cpu", **own)
@@ -412,7 +413,7 @@ def test_the_comparison_finds_a_true_label(
     """Without label privacy the same comparison fails."""
 
     def make(known: Tensor) -> ClientApp:
-        return app_of(known, lambda: CrossEntropy(top(2)), "canaries=2")
+        return app_of(known, lambda: CrossEntropy(top(2)), "")
 
     with pytest.raises(AssertionError):
         assert_no_true_label(make, binary(), pretend, tmp_path)
