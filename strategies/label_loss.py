@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from logging import INFO
@@ -41,6 +42,8 @@ def choose_label_loss(training: Training) -> None:
         log(INFO, "loss '%s' of private labels: %s %.4f", loss, metric, found[loss])
     training.restore(step_tag(0), better(found, key=lambda loss: found[loss]))
     training.state.label_losses = found
+    # Marvell's statement is about one training, and these were several.
+    training.state.sum_kl = dict.fromkeys(training.participants.passive, math.inf)
 
 
 def _try(training: Training, metric: str) -> list[float]:

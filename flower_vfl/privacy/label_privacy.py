@@ -236,8 +236,9 @@ class PrivateLabels:
                 'at="label") at the strategy (defense-at="label" in the run config)'
             )
         if self.privacy.budget:
-            bounds = (getattr(each, "run_auc", None) for each in defender.transforms)
-            self._check_budget(min((b for b in bounds if b is not None), default=None))
+            # What uses labels again after a bound ends it.
+            using = [each for each in defender.transforms if each.requires_labels]
+            self._check_budget(getattr(using[-1], "run_auc", None) if using else None)
         self.guarantee(note=True)
 
     def _check_budget(self, promised: float | None) -> None:
