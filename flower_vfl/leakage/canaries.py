@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.linear_model import RidgeClassifier
@@ -61,7 +62,8 @@ class Canaries:
         """Return how well the coins are guessed from all that left to all parties."""
         means = [part.means(self.rows.cpu())[1].double() for part in parties.values()]
         norms = [part.norm(dim=1, keepdim=True) for part in means]
-        seen = torch.cat([*means, *norms], dim=1).numpy()
+        units = [F.normalize(part, dim=1) for part in means]  # signs, whatever the size
+        seen = torch.cat([*means, *norms, *units], dim=1).numpy()
         sides = self.sides.cpu().long().numpy()
         scores, guessed = _scores(seen, sides), np.arange(len(sides)) % _BLOCKS > 0
         scores, sides = scores[guessed], sides[guessed]
