@@ -43,8 +43,21 @@ from flower_vfl.simulations.runtime.engines import run_in_process
 from flower_vfl.simulations.studies.run_metrics import largest_leaks, leaks, utilities
 
 Settings = dict[str, Any]
-EPOCHS = {"credit-default": (5, 10, 20), "spambase": (4, 8, 16), "digits": (10, 20, 40)}
-MODELS = ("auto", "mlp:hidden=64,dropout=0.5")
+EPOCHS = {
+    "credit-default": (10, 20, 40),
+    "spambase": (4, 8, 16),
+    "digits": (10, 20, 40),
+}
+SMALL = ({}, {"bottom": "mlp:hidden=64,dropout=0.5"})
+MODELS = {
+    "credit-default": (
+        {},
+        {"bottom": "mlp:hidden=128,dropout=0.3", "batch_size": 1024},
+        {"bottom": "mlp:hidden=128,dropout=0.5", "batch_size": 1024},
+    ),
+    "spambase": SMALL,
+    "digits": SMALL,
+}
 LOSSES = {
     "randomised-response": ("plain", "unbiased", "forward"),
     "gaussian": ("plain", "forward"),
@@ -95,8 +108,8 @@ def tuned(
     """Return the settings that the validation rows of other seeds choose."""
     text = f"{limit},mechanism={mechanism},loss="
     grid = [
-        {"bottom": model, "label_dp": f"{text}{loss}"}
-        for model, loss in product(MODELS, LOSSES[mechanism])
+        {**model, "label_dp": f"{text}{loss}"}
+        for model, loss in product(MODELS[given.dataset], LOSSES[mechanism])
     ]
     seeds = range(100, 100 + given.tuning)
     held_out = {"valid_fraction": 0.25}  # one label of a row tells little
@@ -129,7 +142,8 @@ def utility(pool: ProcessPoolExecutor, given: argparse.Namespace) -> None:
     lines = {each["label_dp"]: each for each in chosen} | OTHERS
     print(f"{dataset:<54}{'bound':>8}{f'test {metric}':>19}{'stale':>8}{'beyond':>9}")
     for name, settings in lines.items():
-        known = {"attack": "stale", "defense_at": "label", **settings}
+        usual = {"epochs": EPOCHS[dataset][1], "defense_at": "label"}
+        known = {"attack": "stale", **usual, **settings}
         configs = [base(dataset, seed, **known) for seed in seeds]
         documents = list(pool.map(one_run, configs))
         promised = documents[0]["label_privacy"]
