@@ -175,8 +175,8 @@ def unbiased_metrics(
         "accuracy": float(np.take_along_axis(shares, chosen, axis=1).mean()),
         "loss": float(-(shares * logs).sum(axis=1).mean()),
     }
-    rate = shares[:, 1].mean()
-    if task == "binary" and 0.0 < rate < 1.0:
+    if task == "binary":
+        rate = shares[:, 1].mean().clip(1.0 / len(shares), 1.0 - 1.0 / len(shares))
         ranks = rankdata(predictions[:, 1]) / len(predictions)
         covariance = np.mean((ranks - ranks.mean()) * shares[:, 1])
         result["auc"] = float(0.5 + covariance / (rate * (1.0 - rate)))
