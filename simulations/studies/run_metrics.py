@@ -20,7 +20,12 @@ from flower_vfl.transform import AUC_BOUND
 
 BEYOND_MODEL = "beyond_model"
 # Figures of a whole training, and their heads in tables.
-WHOLE_RUN = {BEYOND_MODEL: "beyond the model", RUN_AUC_BOUND: "bound of the run"}
+CANARIES = "canary_auc_low"
+WHOLE_RUN = {
+    BEYOND_MODEL: "beyond the model",
+    CANARIES: "canaries at least",
+    RUN_AUC_BOUND: "bound of the run",
+}
 _SPLITS = ("test", "valid", "train")
 # What a metric says: whether a batch was flipped, and whether its rows were random.
 _LEAKS = {
@@ -94,9 +99,10 @@ def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
 def over_training(records: pd.DataFrame) -> pd.DataFrame:
     """Return what a stale attack finds beyond the model, and the AUC bound, by run."""
     beyond = largest_leaks(records).groupby(RUN)["beyond"].max()
-    stated = records[records["metric"] == RUN_AUC_BOUND].sort_values("epoch")
-    bound = stated.groupby(RUN)["value"].last()
-    found = pd.DataFrame(dict(zip(WHOLE_RUN, (beyond, bound), strict=True)))
+    ordered = records.sort_values(["epoch", "step"]).groupby([RUN, "metric"])["value"]
+    last = ordered.last().unstack("metric")
+    last = last.reindex(columns=[CANARIES, RUN_AUC_BOUND])
+    found = last.assign(**{BEYOND_MODEL: beyond})[list(WHOLE_RUN)]
     return found.dropna(axis="columns", how="all")
 
 
