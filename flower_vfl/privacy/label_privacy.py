@@ -236,9 +236,10 @@ class PrivateLabels:
                 'at="label") at the strategy (defense-at="label" in the run config)'
             )
         if self.privacy.budget:
-            # What uses labels again after a bound ends it.
+            # What uses labels again after a bound ends it, and so do several trainings.
             using = [each for each in defender.transforms if each.requires_labels]
-            self._check_budget(getattr(using[-1], "run_auc", None) if using else None)
+            last = using[-1] if using and self.mechanism is None else None
+            self._check_budget(getattr(last, "run_auc", None))
         self.guarantee(note=True)
 
     def _check_budget(self, promised: float | None) -> None:
