@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.parties.imputation.label_imputer import BatchLabels
-from flower_vfl.privacy.label_privacy import PrivateLabels
+from flower_vfl.privacy.private_labels import PrivateLabels
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset
 from flower_vfl.simulations.results import RUN, table, tables

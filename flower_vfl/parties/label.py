@@ -15,7 +15,8 @@ from flower_vfl.metrics import Evaluation
 from flower_vfl.objectives import Objective, OptimizerFactory, Outcome
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImputer
 from flower_vfl.parties.imputation.row_index import Imputation
-from flower_vfl.privacy.label_privacy import LabelPrivacy, PrivateLabels
+from flower_vfl.privacy.label_privacy import LabelPrivacy
+from flower_vfl.privacy.private_labels import PrivateLabels
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, tensor_digest
 from flower_vfl.records import Measurement
@@ -167,9 +168,8 @@ class LabelParty(Party):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
-        given = config, self.name, self.objective, self.trust_server
-        private = self.private is not None
-        self.defender, self.secret = self._policy.prepare(*given, private)
+        given = config, self.name, self.objective, self.trust_server, bool(self.private)
+        self.defender, self.secret = self._policy.prepare(*given)
         super().configure(config)
         if self.private is not None:
             with at_party(self.name, _REMEDY):

@@ -1,24 +1,15 @@
-"""Label differential privacy: labels that are randomised once, for a whole training."""
+"""Label differential privacy: how labels are randomised, and what is promised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import torch
-from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, require
-from flower_vfl.leakage.canaries import Canaries
-from flower_vfl.leakage.monitor import Leakage
-from flower_vfl.parties.digests import keyed_digest
-from flower_vfl.parties.imputation.label_imputer import BatchLabels, Calibration
-from flower_vfl.randomness import Noise, derive_key
 from flower_vfl.specs import build_from_spec
 
-from .accountant import Guarantee, Release
-from .ledger import Ledger
 from .mechanisms import (
     Gaussian,
     Laplace,
@@ -29,9 +20,7 @@ from .mechanisms import (
 )
 
 if TYPE_CHECKING:
-    from flower_vfl.objectives import Objective, Task
-    from flower_vfl.protocol.config import PartyDescription, TrainingConfig
-    from flower_vfl.transform import Defender
+    from flower_vfl.objectives import Task
 
 Kind = Literal["auto", "randomised-response", "laplace", "gaussian"]
 Loss = Literal["auto", "plain", "unbiased", "forward"]
@@ -162,240 +151,3 @@ class LabelPrivacy:
         if epsilon is None:
             epsilon = float(torch.logit(torch.tensor(self.auc, dtype=torch.float64)))
         return RandomizedResponse(epsilon, classes, self.prior)
-
-
-class PrivateLabels:
-    """The label party's labels: the true ones, and what training sees instead."""
-
-    def __init__(
-        self,
-        privacy: LabelPrivacy,
-        objective: Objective,
-        labels: Tensor,
-        ids: Iterable[object],
-    ) -> None:
-        self.privacy, self.true = privacy, labels
-        self.used = labels  # class numbers, or values
-        self.soft: Tensor | None = None  # what the loss takes instead, if anything
-        self.canaries: Canaries | None = None
-        self.loss: Loss = "plain"
-        self.key = 0
-        self._objective, self._ids = objective, list(ids)
-        self._noisy = labels
-        self._known = labels  # those of canaries included, for the meter
-        classes = int(getattr(objective, "classes", 2))
-        self.mechanism = privacy.mechanism_for(objective.task, classes)
-        self._ledger = Ledger(privacy.ledger) if privacy.ledger else None
-
-    def guarantee(self, note: bool = False) -> Guarantee:
-        """Return what is promised, with `note` also in the ledger."""
-        mechanism = self.mechanism
-        if mechanism is None:
-            return Guarantee("none")
-        release = Release(
-            mechanism.name,
-            None if mechanism.mu else mechanism.epsilon,
-            mechanism.mu,
-            delta=mechanism.delta,
-            draws=mechanism.text,
-        )
-        if self._ledger is None:
-            return Guarantee.of([release])
-        values = [*self._ids, *self.true.tolist()]
-        digest = keyed_digest(values, derive_key(self._ledger.key, "digest"))
-        return self._ledger.register(release, digest, note)
-
-    def describe(self, party: PartyDescription) -> PartyDescription:
-        """Return a label party's description with what its labels are protected by."""
-        losses = ",".join(self.losses) if self.privacy.loss == "auto" else ""
-        return replace(party, privacy=self.guarantee().to_text(), losses=losses)
-
-    def check_run(self, config: TrainingConfig, defender: Defender) -> None:
-        """Refuse a run that would act on true labels, or that breaks the budget."""
-        leakage = Leakage.from_text(config.leakage) if config.leakage else None
-        if self.privacy.canaries and leakage is None:
-            raise ConfigError(
-                "canaries are measured with the leakage: name attacks in Leakage(...) "
-                "at the strategy (attack in the run config)"
-            )
-        if self.mechanism is not None and leakage is not None:
-            if leakage.limit is not None:
-                raise ConfigError(
-                    "a leak limit looks at true labels, and what it does would tell "
-                    "about them; label privacy has a bound of its own, so leave it out"
-                )
-            if leakage.shows_labels:
-                raise ConfigError(
-                    "layers, and membership with labels, show true labels to the "
-                    "passive parties; measure them without label privacy"
-                )
-        if config.defended == "strategy" and leakage is not None:
-            raise ConfigError(
-                "a defense at the strategy is measured there, where only randomised "
-                "labels are known; have this node apply it: Defense(..., "
-                'at="label") at the strategy (defense-at="label" in the run config)'
-            )
-        if self.privacy.budget:
-            # What uses labels again after a bound ends it, and so do several trainings.
-            using = [each for each in defender.transforms if each.requires_labels]
-            last = using[-1] if using and self.mechanism is None else None
-            self._check_budget(getattr(last, "run_auc", None))
-        self.guarantee(note=True)
-
-    def _check_budget(self, promised: float | None) -> None:
-        """Refuse a run whose labels, or whose defense, cannot promise the budget."""
-        kind, most = self.privacy.budget_limit()
-        found = self.guarantee()
-        value = found.auc_bound if kind == "auc" else found.epsilon
-        if promised is not None and kind == "auc":
-            value = min(promised, value or 1.0)
-        if value is None or value > most + 1e-9:
-            bound = f"{kind} {value:.3g}" if found.epsilon is not None else "no bound"
-            would = f"label-dp with {kind}={most:g} (label-dp in the settings)"
-            if kind == "auc":
-                would += f", or marvell:auc={most:g},over=run,epochs=... at this node"
-            raise ConfigError(
-                f"the budget of its labels is {kind} {most:g} for everything that was "
-                f"trained on them, and this run has {bound}; use {would}"
-            )
-
-    @property
-    def losses(self) -> list[Loss]:
-        """The losses that fit the mechanism and the objective."""
-        mechanism, known = self.mechanism, self._objective.label_losses
-        fitting: list[Loss] = ["plain"]
-        response = isinstance(mechanism, RandomizedResponse) and mechanism.invertible
-        if response and "unbiased" in known:
-            fitting.append("unbiased")
-        normal = isinstance(mechanism, Gaussian) and not mechanism.classes
-        if mechanism is not None and "forward" in known and not normal:
-            fitting.append("forward")
-        return fitting
-
-    @property
-    def _fixed_key(self) -> int | None:
-        return self.privacy.key if self._ledger is None else self._ledger.key
-
-    def own_key(self, secret: int, trusted: bool) -> int:
-        """Return the key of the draws: a given one, the ledger's, or the run's.
-
-        A server that is not `trusted` gets no other draws if it configures a run again.
-        """
-        known = self._fixed_key
-        if known is None and not trusted:
-            known = self.key or None
-        return secret if known is None else known
-
-    def draw(self, key: int, training: Tensor, numbers: Tensor) -> None:
-        """Randomise all labels; canaries are among the own rows of the training rows.
-
-        `numbers` are those that the training rows have in the run.
-        """
-        start, self.key = self.true.clone(), key
-        if count := self.privacy.canaries:
-            allowed = f"at most half of the {len(training)} training rows"
-            require(count <= len(training) // 2, "canaries", allowed, count)
-            stream = Noise(key, "canaries")
-            chosen = stream.permutation(len(training))[:count].to(training.device)
-            sides = (stream.uniform((count,), torch.float64) < 0.5).long().to(chosen)
-            start[training[chosen]] = self._two_labels()[sides]
-            self.canaries = Canaries(numbers[chosen], sides)
-        self.used = self._noisy = self._known = start
-        if self.mechanism is None:
-            return
-        noisy = self.mechanism.randomise(start, self._ids, key).to(start.device)
-        self._noisy = noisy.float() if noisy.is_floating_point() else noisy
-        if noisy.dim() == 2:
-            self.used = noisy.argmax(dim=1).to(start.dtype)
-        elif self._objective.task == "binary":
-            self.used = (noisy > 0.5).to(start.dtype)
-        else:
-            self.used = noisy.to(start.dtype)
-
-    def _two_labels(self) -> Tensor:
-        """Return the two labels of canaries: the ends of the range, or two classes."""
-        if self._objective.task != "regression":
-            return torch.arange(2).to(self.true)
-        ends = self.true.aminmax()
-        low = ends.min if self.privacy.low is None else self.privacy.low
-        high = ends.max if self.privacy.high is None else self.privacy.high
-        return torch.tensor([float(low), float(high)]).to(self.true)
-
-    def batch(self, labels: BatchLabels, rows: Tensor | None) -> BatchLabels:
-        """Return the labels of a batch as the loss, transforms and meter take them."""
-        assert rows is not None  # numbers of own rows, -1 where it holds none
-        rows = rows.clamp_min(0)
-        used = labels.used if self.soft is None else self.soft[rows]
-        return replace(labels, used=used, true=self._known[rows])
-
-    def state_dict(self) -> dict[str, str]:
-        """Return what a resumed run must draw and learn with."""
-        drawn = "" if self.mechanism is None else self.mechanism.text
-        return {"label_key": f"{self.key:x}", "label_draws": drawn, "loss": self.loss}
-
-    def saved(self, state: Mapping[str, Any]) -> tuple[str, int]:
-        """Return loss and key of a saved state; refuse one with other draws."""
-        key, own = int(state.get("label_key", "0"), 16), self.state_dict()
-        same = state.get("label_draws") == own["label_draws"]
-        if not same or self._fixed_key not in (None, key):
-            raise ConfigError(
-                "the run that is resumed had other draws of its labels: another key or "
-                "another mechanism"
-            )
-        return str(state["loss"]), key
-
-    def choose(self, loss: str, gaps: bool) -> None:
-        """Set the loss; `gaps` says whether some rows have a synthetic label."""
-        objective, mechanism = self._objective, self.mechanism
-        if gaps and isinstance(mechanism, Gaussian) and mechanism.classes:
-            raise ConfigError(
-                "Gaussian noise would tell which labels are synthetic; use the "
-                "mechanism 'randomised-response'"
-            )
-        fitting = [each for each in self.losses if not gaps or each != "unbiased"]
-        known = objective.calibration
-        if known is not None:  # it says already whether the loss or the prediction
-            fitting = ["forward" if known.when == "tr" else "plain"]
-        if loss not in fitting and "auto" in (loss, self.privacy.loss):
-            loss = DEFAULT_LOSS if DEFAULT_LOSS in fitting else fitting[0]
-        if loss not in fitting:
-            raise ConfigError(
-                f"the loss '{loss}' of private labels does not fit here; use "
-                f"{', '.join(fitting)}"
-            )
-        self.loss, self.soft = loss, None
-        objective.label_loss = loss
-        if isinstance(mechanism, Gaussian) and objective.takes_shares:
-            self.soft = self._noisy
-        elif loss == "unbiased":
-            self.soft = self._shares()
-        if objective.calibrates and mechanism is not None:
-            objective.calibration = self._calibration(known)
-
-    def _shares(self) -> Tensor | None:
-        """Return class shares whose mean over the noise is the label, if there are."""
-        mechanism = self.mechanism
-        if isinstance(mechanism, Gaussian) and mechanism.classes:
-            return self._noisy
-        if not isinstance(mechanism, RandomizedResponse) or not mechanism.invertible:
-            return None
-        inverse = torch.linalg.inv(mechanism.channel).to(self._noisy.device)
-        soft: Tensor = inverse[self._noisy.long()].float()
-        return soft if mechanism.classes > 2 else soft[:, 1]
-
-    def validation(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the labels that choices are made by, and their class shares."""
-        shares = self._shares()
-        return self.used[rows].cpu(), None if shares is None else shares[rows]
-
-    def _calibration(self, known: Calibration | None) -> Calibration | None:
-        """Return what turns predictions into those of true labels, if it is needed."""
-        mechanism, forward = self.mechanism, self.loss == "forward"
-        none = torch.zeros(int(getattr(self._objective, "classes", 2)))
-        known = known or Calibration("tr" if forward else "te", 1.0, none)
-        if isinstance(mechanism, RandomizedResponse) and self.loss != "unbiased":
-            return replace(known, channel=mechanism.channel)
-        if isinstance(mechanism, Gaussian) and forward:
-            distance = 2.0 if mechanism.classes == 2 else 1.0
-            return replace(known, scale=1.0 / (distance * mechanism.sigma**2))
-        return known if known.weight < 1.0 else None

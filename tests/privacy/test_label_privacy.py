@@ -52,8 +52,8 @@ from flower_vfl import (
 from flower_vfl.metrics import adaptive_calibration_error
 from flower_vfl.objectives import GAFM
 from flower_vfl.parties.imputation.label_imputer import BatchLabels
-from flower_vfl.privacy.label_privacy import PrivateLabels
 from flower_vfl.privacy.mechanisms import Mechanism
+from flower_vfl.privacy.private_labels import PrivateLabels
 from flower_vfl.protocol import replay as sessions
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.strategies import Checkpoints, Defense, VerticalStrategy
