@@ -142,8 +142,10 @@ def _commands() -> Iterator[str]:
     assert isinstance(group, click.Group)
     for name, command in group.commands.items():
         yield f"## flower-vfl {name}\n"
-        yield f"{command.help}\n"
-        yield from _parameters(command.params)
+        text = f"{command.help}\n".replace("example:\n", "example:\n\n")
+        yield re.sub("^flower-vfl", "    flower-vfl", text, flags=re.MULTILINE)
+        loaded = command.make_context(name, [], resilient_parsing=True).command
+        yield from _parameters(loaded.params)
         yield ""
 
 

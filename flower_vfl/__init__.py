@@ -4,27 +4,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.errors import (
-    ConfigError,
-    PartyError,
-    PartyRestartedError,
-    VerticalError,
-)
-from flower_vfl.grids.in_process import InProcessGrid, in_process
-from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
-from flower_vfl.parties.imputation.row_index import Imputation
-from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.passive import PassiveParty
-from flower_vfl.parties.policies import NodePolicy
-from flower_vfl.privacy import LabelPrivacy
-from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.randomness import Noise
-from flower_vfl.transform import Batch, GradientTransform
+from .errors import ConfigError, PartyError, PartyRestartedError, VerticalError
 
 if TYPE_CHECKING:
+    from flower_vfl.grids.in_process import InProcessGrid, in_process
     from flower_vfl.grids.resident import ResidentGrid, resident
     from flower_vfl.leakage.monitor import Leakage
+    from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
+    from flower_vfl.parties.imputation.row_index import Imputation
+    from flower_vfl.parties.label import LabelParty
+    from flower_vfl.parties.passive import PassiveParty
+    from flower_vfl.parties.policies import NodePolicy
+    from flower_vfl.privacy import LabelPrivacy
+    from flower_vfl.protocol.client_app import vertical_client_app
+    from flower_vfl.randomness import Noise
     from flower_vfl.strategies import VerticalStrategy, defended_grid, defense_mod
+    from flower_vfl.transform import Batch, GradientTransform
 
 # In a clone, `strategies/` and `simulations/` lie beside this folder; the build puts
 # them inside it. Both layouts import as `flower_vfl.strategies`.
@@ -35,14 +30,22 @@ if (
 ):
     __path__.append(str(_CLONE))
 
-# Loaded when first used: they import more than a party needs.
+# By module, names that are loaded when first used: `flower-vfl --help` needs no torch,
+# and a party no strategy.
 _LAZY = {
-    "Leakage": "flower_vfl.leakage.monitor",
-    "ResidentGrid": "flower_vfl.grids.resident",
-    "VerticalStrategy": "flower_vfl.strategies",
-    "defended_grid": "flower_vfl.strategies",
-    "defense_mod": "flower_vfl.strategies",
-    "resident": "flower_vfl.grids.resident",
+    "grids.in_process": ("InProcessGrid", "in_process"),
+    "grids.resident": ("ResidentGrid", "resident"),
+    "leakage.monitor": ("Leakage",),
+    "objectives": ("CrossEntropy", "MeanSquaredError", "Objective"),
+    "parties.imputation.row_index": ("Imputation",),
+    "parties.label": ("LabelParty",),
+    "parties.passive": ("PassiveParty",),
+    "parties.policies": ("NodePolicy",),
+    "privacy": ("LabelPrivacy",),
+    "protocol.client_app": ("vertical_client_app",),
+    "randomness": ("Noise",),
+    "strategies": ("VerticalStrategy", "defended_grid", "defense_mod"),
+    "transform": ("Batch", "GradientTransform"),
 }
 
 __all__ = [
@@ -75,9 +78,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return a public name that is loaded when it is first used."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'flower_vfl' has no attribute '{name}'")
-    return getattr(import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"flower_vfl.{module}"), name)
+    raise AttributeError(f"module 'flower_vfl' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

@@ -95,7 +95,12 @@ def compare(
     markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare defenses: what each costs in utility and time, and what still leaks."""
+    """Compare defenses: what each costs in utility and time, and what still leaks.
+
+    For example:
+    flower-vfl compare --dataset digits --seeds 5
+    flower-vfl compare --defense marvell:auc=0.65 --defense preset=ladsg
+    """
     if not config.attack:
         config = replace(config, attack=default_attacks(config))
     methods = methods_of(defenses or _of_file(context), task_of(config))

@@ -1,25 +1,19 @@
 """The ``flower-vfl`` command."""
 
+import ast
 import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from flower_vfl.errors import ConfigError, VerticalError
-from flower_vfl.simulations.plugins import use_plugins
 
-from .align import align, key
-from .compare import compare
-from .inspect import inspect
-from .options import as_options
-from .predict import predict
-from .report import report
-from .reproduce import reproduce
-from .run import run
-from .scale import scale
-from .select import select
-from .sweep import sweep
+_NAMES = "run select reproduce scale compare sweep inspect align key report predict"
+COMMANDS = {name: name for name in _NAMES.split()} | {"key": "align"}  # their modules
 
 
 class Commands(TyperGroup):
@@ -35,20 +29,47 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+class LazyCommand(TyperCommand):
+    """A command that is imported, with PyTorch and Flower, when it is used."""
+
+    def make_context(self, info_name: Any, args: Any, *more: Any, **extra: Any) -> Any:
+        """Parse the arguments of the command."""
+        name = str(self.name)
+        command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
+        own = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        own.command(name)(command)
+        parser = typer.main.get_command(own)
+        if "--help-all" in args:
+            args = ["--help"]
+        elif not extra.get("resilient_parsing"):  # completion knows all options
+            rare = getattr(command, "rare_options", ())
+            for parameter in parser.params:
+                parameter.hidden = parameter.name in rare  # type: ignore[attr-defined]
+            if rare:
+                parser.epilog = f"flower-vfl {name} --help-all shows all options."
+        return parser.make_context(info_name, args, *more, **extra)
+
+
 app = typer.Typer(
     name="flower-vfl",
     cls=Commands,
     help="Vertical federated learning on Flower: parties that hold different columns "
     "about the same people train one model together.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, select, reproduce, scale, compare, sweep):
-    app.command()(command)
-for command in (inspect, align, key, report, predict):
-    app.command()(command)
+for name, module in COMMANDS.items():  # texts are read, without importing a module
+    source = ast.parse(Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
+    functions = [node for node in source.body if isinstance(node, ast.FunctionDef)]
+    texts = {node.name: ast.get_docstring(node) for node in functions}
+    app.command(name, cls=LazyCommand, help=texts[name])(lambda: None)
+
+
+def _show(wanted: bool) -> None:
+    if wanted:
+        print(*(f"{n} {version(n)}" for n in ("flower-vfl", "flwr", "torch")), sep=", ")
+        raise typer.Exit
 
 
 @app.callback()
@@ -56,12 +77,19 @@ def root(
     plugins: Annotated[
         list[str] | None,
         typer.Option(
-            "--plugin",
-            help="A module or .py file with your own methods; repeatable.",
+            "--plugin", help="A module or .py file with your own methods; repeatable."
         ),
     ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show versions and exit.", callback=_show, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Vertical federated learning on Flower."""
+    from flower_vfl.simulations.plugins import use_plugins
+
     use_plugins(plugins or [])
 
 
@@ -70,6 +98,8 @@ def main() -> None:
     try:
         app()
     except VerticalError as error:
+        from .options import as_options
+
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(f"flower-vfl: {as_options(f'{error}{notes}')}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -39,6 +39,10 @@ from flower_vfl.strategies import DEFENSES, TRACKERS, build_defense, defense_spe
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
 _OF_RUN = {"out", "resume"}  # options of `run` only
+# Settings in the short help, and options of commands that are not in it.
+_COMMON = "dataset parties label_party passive id_column label_column alignment bottom "
+_COMMON += "epochs batch_size learning_rate seed defense label_dp attack"
+_RARE = {"preset_name", "engine", "ray_address", "gpus", "format", "verbose"}
 _SETTABLE = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]} | _OF_RUN
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
@@ -84,7 +88,8 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of a run, and ``--config``.
 
-    The command receives the settings as its first argument, ``config``.
+    The command receives the settings as its first argument, ``config``. Its help has
+    the options that most runs need; ``--help-all`` has all of them.
     """
     defaults = base or RunConfig()
     chosen = [f for f in fields(RunConfig) if "panel" in ABOUT[f.name]]
@@ -106,6 +111,8 @@ def takes_settings(
         parameters = [*given, *presets, _config_file(), *own]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in parameters}
+        others = {_name(f) for f in chosen if f.name not in _COMMON.split()}
+        call.rare_options = _RARE | others  # type: ignore[attr-defined]
         return call
 
     return decorate
@@ -122,16 +129,13 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 
 def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     """Return the parameter of a command for one setting."""
-    name, kind = _name(field), TYPES[str(field.type)]
-    option = typer.Option(
-        f"--{name.replace('_', '-')}",
-        help=ABOUT[field.name]["help"].format(**registered()),
-        rich_help_panel=ABOUT[field.name]["panel"],
-    )
+    name, about = _name(field), ABOUT[field.name]
+    text = about["help"].format(**registered())
+    given = option(text, f"--{name.replace('_', '-')}", panel=about["panel"])
     if field.name in LISTS:
         start = [part for part in str(default).split(",") if part] or None
-        return _parameter(name, list[str] | None, start, option)
-    return _parameter(name, kind, default, option)
+        return _parameter(name, list[str] | None, start, given)
+    return _parameter(name, TYPES[str(field.type)], default, given)
 
 
 def registered() -> dict[str, str]:
@@ -155,38 +159,26 @@ def registered() -> dict[str, str]:
 
 
 def _config_file() -> inspect.Parameter:
-    option = typer.Option(
-        "--config",
-        help="TOML file with any of these settings; options override it.",
-        callback=use_as_defaults,
-        is_eager=True,
-        rich_help_panel=RUN,
-    )
-    return _parameter("config_file", Path | None, None, option)
+    text = "TOML file with any of these settings; options override it."
+    given = option(text, "--config", callback=use_as_defaults, is_eager=True)
+    return _parameter("config_file", Path | None, None, given)
 
 
 def _preset() -> inspect.Parameter:
-    option = typer.Option(
-        "--preset",
-        help="Combined objective and defense, instead of --objective and --defense: "
-        f"{', '.join(PRESETS)}; ladsg:substitute=false leaves a part out.",
-        rich_help_panel=DEFENSE,
-    )
-    return _parameter("preset_name", str, "", option)
+    text = "Combined objective and defense, instead of --objective and --defense: "
+    text += f"{', '.join(PRESETS)}; ladsg:substitute=false leaves a part out."
+    return _parameter("preset_name", str, "", option(text, "--preset", panel=DEFENSE))
 
 
 def _settings(
     values: dict[str, Any], defaults: RunConfig, preset_name: str
 ) -> RunConfig:
     """Return the settings that the options describe."""
+    files = [Path(file).resolve() for file in values.get("passive") or []]
+    values["parties"] = len(files) or values.get("parties", defaults.parties)
+    values["passive"] = files
     for name in LISTS:
-        values[name] = [str(value) for value in values.get(name) or []]
-    values["passive"] = [str(Path(file).resolve()) for file in values["passive"]]
-    values["parties"] = len(values["passive"]) or values.get(
-        "parties", defaults.parties
-    )
-    for name in LISTS:
-        values[name] = ",".join(values[name])
+        values[name] = ",".join(map(str, values.get(name) or []))
     for name in _PATHS:
         if values.get(name):
             values[name] = str(Path(values[name]).resolve())

@@ -17,13 +17,13 @@ from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.results import LOSSES, PARTIES_FOLDER, PRIVACY, RUN, table
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.run_metrics import leaks, utilities
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
+from ..results import LOSSES, PARTIES_FOLDER, PRIVACY, RUN, table
 from .options import AsJson, option, results_folder, takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
@@ -54,7 +54,12 @@ def run(
     as_json: AsJson = False,
     verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
 ) -> None:
-    """Train one model over several parties and report its metrics."""
+    """Train one model over several parties and report its metrics.
+
+    For example:
+    flower-vfl run --dataset digits --defense max-norm --attack norm
+    flower-vfl run --label-party bank.csv --label-column y --passive shop.csv
+    """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:

@@ -67,7 +67,12 @@ def sweep(
     ] = "csv",
     as_json: AsJson = False,
 ) -> None:
-    """Try every combination of some values, several at a time, and go on if killed."""
+    """Run a grid of settings, in parallel if you like; resumes if interrupted.
+
+    For example:
+    flower-vfl sweep --defense marvell --set marvell.s=1,4,16 --set seed=0,1,2
+    flower-vfl sweep --set batch_size=64,256 --set width=4,16 --workers 2
+    """
     if format not in TABLES:
         raise unknown_name("format", format, TABLES)
     if not values:
