@@ -23,7 +23,7 @@ from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
-from ..results import LOSSES, PARTIES_FOLDER, PRIVACY, RUN, table
+from ..results import LOSSES, PARTIES_FOLDER, PRIVACY, RESULT_FILE, RUN, table
 from .options import AsJson, option, results_folder, takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
@@ -51,6 +51,9 @@ def run(
             "Folder for result.json and the trained modules.", callback=results_folder
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, option("Replace the run that --out holds already.", "--overwrite")
+    ] = False,
     as_json: AsJson = False,
     verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
 ) -> None:
@@ -64,6 +67,13 @@ def run(
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
+    left = (RESULT_FILE, f"{PARTIES_FOLDER}/{RESERVED}/*.pt")  # by another run
+    found = out and any(any(out.glob(pattern)) for pattern in left)
+    if found and not (resume or overwrite):
+        raise ConfigError(
+            f"'{out}' already holds a run; choose another --out, continue that run "
+            "with --resume, or replace it with --overwrite"
+        )
     folder = "" if out is None else str(out.resolve())
     config = replace(
         config,

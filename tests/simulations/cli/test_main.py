@@ -230,6 +230,45 @@ def test_resume_continues_a_run_to_the_same_end(
                 assert torch.equal(weight, two[module][name])
 
 
+def test_a_run_is_replaced_only_if_asked(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["run", "--limit", "100", "--epochs", "1", "--out", str(tmp_path / "run")]
+    result = tmp_path / "run" / "result.json"
+    kept = tmp_path / "run" / "parties" / "label" / "final.pt"
+    assert call(capsys, monkeypatch, *words)[0] == 0
+    before = result.read_bytes(), kept.read_bytes()
+
+    code, _, error = call(capsys, monkeypatch, *words, "--seed", "1")
+    assert code == 2 and error.count("\n") == 1
+    assert f"'{tmp_path / 'run'}' already holds a run" in error
+    assert "--resume" in error and "--overwrite" in error
+    assert (result.read_bytes(), kept.read_bytes()) == before
+
+    code, _, error = call(capsys, monkeypatch, *words, "--seed", "1", "--overwrite")
+    assert code == 0, error
+    assert json.loads(result.read_text())["config"]["seed"] == 1
+    assert kept.read_bytes() != before[1]
+
+    result.unlink()  # as if the run had been killed: its checkpoints remain
+    code, _, error = call(capsys, monkeypatch, *words)
+    assert code == 2 and "already holds a run" in error
+
+
+def test_a_folder_without_a_run_is_no_obstacle(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    words = ["run", "--limit", "100", "--epochs", "1", "--out", str(tmp_path)]
+    code, _, error = call(capsys, monkeypatch, *words)
+    assert code == 0, error
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_the_flower_app_knows_every_setting_with_its_default() -> None:
     app = tomllib.loads((APP / "pyproject.toml").read_text())
     assert app["tool"]["flwr"]["app"]["config"] == RunConfig().to_run_config()
