@@ -45,7 +45,7 @@ class Passive(ModelCompletion):
         """Return the numbers of the passive parties that attack."""
         if not 0 <= self.party <= parties:
             raise ConfigError(
-                f"party {self.party} cannot attack: there are {parties} passive parties"
+                f"party {self.party} cannot attack: choose 1 to {parties}, or 0 for all"
             )
         return [self.party] if self.party else list(range(1, parties + 1))
 

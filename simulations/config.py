@@ -134,8 +134,8 @@ class RunConfig:
                 raise unknown_name(key(name), getattr(self, name), known)
         if self.passive and self.parties != len(self.passive_files()):
             raise ConfigError(
-                f"{len(self.passive_files())} passive files are given for "
-                f"{self.parties} passive parties"
+                f"parties is {self.parties}, but the number of passive files is "
+                f"{len(self.passive_files())}"
             )
         if bool(self.label_party) != bool(self.passive):
             raise ConfigError(

@@ -100,7 +100,8 @@ def show_result(document: dict[str, Any]) -> None:
     config, seconds = document["config"], document["seconds"]
     records = table(document).assign(**{RUN: ""})
     source = Path(config["label_party"]).name or config["dataset"] or "own files"
-    title = f"{source}: {config['parties']} passive parties"
+    noun = "party" if config["parties"] == 1 else "parties"
+    title = f"{source}: {config['parties']} passive {noun}"
     if config["defense"]:
         private = RunConfig(**config).label_privacy() is not None
         place = "label" if private else config["defense_at"]

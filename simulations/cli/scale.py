@@ -112,7 +112,7 @@ def scale(
     study = run_study(
         out or Path("runs") / f"scale-{source}",
         "scale",
-        f"{source}: {sizes[0]} to {sizes[-1]} passive parties",
+        f"{source}, passive parties: {', '.join(map(str, sizes))}",
         scale_trials(config, sizes, seeds, engine),
         bar=not as_json,
         extra={"parties": sizes, "uneven": uneven, "engine": engine},

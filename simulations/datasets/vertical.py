@@ -192,8 +192,8 @@ def divide_columns(
         raise ConfigError(f"there must be at least one passive party, got {parties}")
     if plan.parties not in (None, parties):
         raise ConfigError(
-            f"the split describes {plan.parties} passive parties, but there are "
-            f"{parties}"
+            "the split is for another number of passive parties: "
+            f"{plan.parties}, not {parties}"
         )
     label = _label_columns(columns, label_share, by_name=bool(plan.columns))
     rest = [column for column in columns if column not in set(label)]
@@ -214,8 +214,8 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
     """Return where each passive party's columns begin and end."""
     if parties > columns:
         raise ConfigError(
-            f"{parties} passive parties cannot share {columns} columns; use fewer "
-            "parties or a smaller label_share"
+            f"{columns} columns are too few for the number of passive parties, "
+            f"{parties}; use fewer parties or a smaller label_share"
         )
     if plan.widths:
         if sum(plan.widths) != columns:

@@ -123,7 +123,7 @@ def test_what_asks_for_a_measurement(settings: dict[str, Any], measured: bool) -
         ({"attack": "passive:labels=1"}, "labels must be at least 2"),
         ({"attack": "passive:seeds=0"}, "seeds must be at least 1"),
         ({"attack": "active:gamma=x"}, "gamma.*must be a number"),
-        ({"attack": "passive:party=3"}, "party 3 cannot attack: there are 2"),
+        ({"attack": "passive:party=3"}, "party 3 cannot attack: choose 1 to 2"),
         ({"attack": "active", "optimizer": "adamw"}, "no malicious form.*adam or sgd"),
         ({"attack": "passive", "dataset": "diabetes"}, "a regression"),
         ({"attack": "active,passive:labels=9"}, "party 1 cannot combine these attacks"),

@@ -50,7 +50,7 @@ def test_files_count_the_parties(file: Path) -> None:
     file.write_text('passive = ["a.csv"]\nlabel-party = "l.csv"\nlabel-column = "y"')
     assert defaults_of(file)["passive"] == ["a.csv"]
     file.write_text(file.read_text() + "\nparties = 3")
-    with pytest.raises(ConfigError, match="1 passive files are given for 3"):
+    with pytest.raises(ConfigError, match=r"parties is 3, .* files is 1"):
         defaults_of(file)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -98,10 +99,11 @@ def test_own_files_from_training_to_prediction(
     bank, shop, out = files / "bank.csv", files / "shop.parquet", files / "out"
     own = ["--label-party", str(bank), "--label-column", "y", "--passive", str(shop)]
     own += defended
-    code, _, error = call(
+    code, shown, error = call(
         capsys, monkeypatch, "run", *own, "--id-column", "id", "--out", str(out)
     )
     assert code == 0, error
+    assert re.search(r"bank\.csv: 1 passive party\b", shown)
     final = json.loads((out / "result.json").read_text())["final"]
     assert final["test_auc"] > 0.97
     states = {p.parent.name for p in (out / "parties").glob("*/final.pt")}

@@ -137,7 +137,7 @@ def test_the_cost_is_measured_without_attacks() -> None:
 
 
 def test_too_few_columns_are_told_with_a_dataset_that_has_enough() -> None:
-    with pytest.raises(ConfigError, match=r"64 passive parties .* digits \(64\)"):
+    with pytest.raises(ConfigError, match=r"parties, 64; .* digits \(64\)"):
         columns_of(SMALL, 64)
     with pytest.raises(ConfigError, match="no known dataset has as many"):
         columns_of(SMALL, 5000)
