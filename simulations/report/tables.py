@@ -54,8 +54,8 @@ def summary_table(report: Report) -> Table:
     columns = {f"leak {name}": report.largest_leaks[name] for name in report.attacks}
     bounds = run_metrics.bounds(report.records)
     columns |= {"bound": bounds} if len(bounds) else {}
-    for name, found in run_metrics.over_training(report.records).items():
-        columns[run_metrics.WHOLE_RUN[str(name)]] = found
+    for name, values in run_metrics.over_training(report.records).items():
+        columns[run_metrics.WHOLE_RUN[str(name)]] = values
     found = run_metrics.completions(report.records)
     for (attack, split), own in found.groupby(["attack", "split"], sort=False):
         columns[f"{attack} {split}"] = own.set_index(RUN)["value"]
