@@ -28,7 +28,7 @@ from .options import AsJson, option, results_folder, takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
 # Settings with which probabilities may be off, so that their error is shown.
-_LACKING = ("absent_labels", "absent_features", "calibration")
+_LACKING = ("absent_labels", "absent_features", "calibration", "label_dp")
 
 
 @takes_settings()
