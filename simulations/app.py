@@ -95,10 +95,10 @@ def label_at(context: Context) -> LabelParty:
     """Return the label party of a node."""
     rows, own = rows_at(context)[1], context.node_config
     private = {k: own[k] for k in PRIVACY if k in own}  # wins over the run's settings
-    if not _simulated(context):  # a server must not name files of this node
+    if not _simulated(context):  # a server names no files, and changes no labels
         folder = own.get("state-dir")
         kept = str(Path(str(folder)) / "label-ledger.json") if folder else ""
-        private = {"label-ledger": kept, **private}
+        private = {"label-ledger": kept, "canaries": 0, **private}
     config = RunConfig.from_run_config({**context.run_config, **private})
     return make_label(config, rows, _simulated(context))
 
