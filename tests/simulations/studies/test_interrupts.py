@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.strategies.state import interruptible
 from flower_vfl.strategies.training import Training
+
+
+@pytest.fixture(autouse=True)
+def usual_handler() -> Iterator[None]:
+    """Take signals as in a terminal, also where a shell runs the tests behind it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 SWEEP = ("sweep", "--limit", "120", "--epochs", "1", "--set", "seed=0,1,2")
 LINE = "flower-vfl: interrupted; {} of 3 runs are finished in {}; the same command"
