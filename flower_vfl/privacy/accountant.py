@@ -109,13 +109,13 @@ class Guarantee:
             text = "Marvell's bounds of single steps add up to none (too many epochs, "
             text += "or a batch without a bound, e.g. of one class)"
             if self.auc_bound < 1.0:
-                text = "under Marvell's assumptions, no passive party alone tells "
-                text += f"labels with an AUC above {bound} over all epochs"
+                text = "under Marvell's assumptions, no attack by a single passive "
+                text += f"party exceeds an AUC of {bound} over all epochs"
         elif self.mechanism != NONE:
             text = f"{self.mechanism.replace('-', ' ')}, epsilon {self.epsilon:.3g}"
             text += f", delta {self.delta:.0e}" if self.delta else ""
-            text += ": over the whole training nobody tells the label of a row from "
-            text += f"another one with an AUC above {bound}"
+            text += ": over the whole training, no attack can distinguish two possible "
+            text += f"labels of a row with an AUC above {bound}"
         return "; ".join([text, *(each.sentence for each in self.others)])
 
 

@@ -209,7 +209,9 @@ def test_the_sentences() -> None:
     normal = Guarantee.of([Release("gaussian", mu=1.0, delta=1e-5)])
     assert "epsilon 4.38, delta 1e-05:" in normal.sentence
     marvell = guarantee_of_run(Guarantee("none"), {"a": 1.0}).sentence
-    assert marvell.startswith("under Marvell's assumptions, no passive party alone")
+    assert marvell.startswith(
+        "under Marvell's assumptions, no attack by a single passive"
+    )
     assert "0.875" in marvell
     assert guarantee_of_run(private, {"a": 1.0}).sentence == f"{line}; {marvell}"
     spent = guarantee_of_run(Guarantee("none"), {"a": 5.0}).sentence
