@@ -31,6 +31,7 @@ from .models import build_bottom, build_top
 if TYPE_CHECKING:
     from .parties import PartyRows
 
+Settings = dict[str, Any]  # of a run, by name
 _CLASSES: tuple[Task, ...] = ("binary", "multiclass")
 _SQUASHED = ("gafm-spambase", "gafm-imdb")  # bottom models that end in a sigmoid
 
@@ -179,7 +180,7 @@ def ladsg(
     teacher: str = "auto",
     epochs: int = 50,
     first_epoch: FirstEpoch = "vanilla",
-) -> dict[str, str]:
+) -> Settings:
     """Return LADSG: LADistill, SGSub and Geno, each of which is optional."""
     stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
     objective = "auto"
@@ -190,9 +191,17 @@ def ladsg(
     return {"objective": objective, "defense": " | ".join(stages)}
 
 
-PRESETS: dict[str, Callable[..., dict[str, str]]] = {"ladsg": ladsg}
+def gafm_preset(
+    delta: float = 0.05, gamma: float = 1.0, sigma: float = 0.01, width: int = 1
+) -> Settings:
+    """Return GAFM and its cut layer: the mean of one column, or of one per class."""
+    objective = f"gafm:delta={delta:g},gamma={gamma:g},sigma={sigma:g}"
+    return {"objective": objective, "width": width, "aggregation": "mean"}
 
 
-def preset(text: str) -> dict[str, str]:
+PRESETS: dict[str, Callable[..., Settings]] = {"ladsg": ladsg, "gafm": gafm_preset}
+
+
+def preset(text: str) -> Settings:
     """Return the settings that a preset stands for."""
     return build_from_spec("preset", text, PRESETS)

@@ -55,7 +55,7 @@ class Method:
                 texts[setting_name(name)] = value
         chosen = preset(texts.pop(_PRESET)) if _PRESET in texts else {}
         texts = {n: t for n, t in texts.items() if n not in base or t != base[n]}
-        texts |= chosen
+        texts = {n: str(value) for n, value in chosen.items()} | texts
         if texts.get("defense") == VANILLA:
             texts["defense"] = ""
         return replace(config, **{n: typed(n, text) for n, text in texts.items()})

@@ -19,6 +19,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets.types import InputSpec, PartyData
 from flower_vfl.simulations.objectives import OBJECTIVES, objective_for, preset
 from flower_vfl.simulations.parties import PartyRows
+from flower_vfl.simulations.studies.methods import parse_method
 from flower_vfl.strategies import DEFENSES, Compose, Geno, SGSub, build_defense
 
 
@@ -182,6 +183,16 @@ def test_ladsg_and_its_parts(text: str, objective: str, defense: str) -> None:
         assert kinds == [SGSub, Geno]
     elif defense:
         assert type(build_defense(defense)) is DEFENSES[defense]
+
+
+def test_gafm_is_a_preset_with_its_cut_layer() -> None:
+    settings = preset("gafm:delta=0.2")
+    assert settings["objective"].startswith("gafm:delta=0.2,gamma=1,")
+    config = parse_method("preset=gafm:delta=0.2").over(RunConfig(), {})
+    assert config == RunConfig(**settings)
+    assert (config.width, config.aggregation) == (1, "mean")
+    wide = parse_method("preset=gafm + width=3").over(RunConfig(), {})
+    assert (wide.width, wide.aggregation) == (3, "mean")
 
 
 def test_an_unknown_preset() -> None:

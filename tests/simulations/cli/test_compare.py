@@ -23,7 +23,6 @@ from flower_vfl.simulations.cli.compare import (
     methods_of,
     screen_tables,
     seeds_of,
-    table_document,
 )
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import preset
@@ -32,6 +31,7 @@ from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import parse_method
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
+from flower_vfl.simulations.studies.verdict import comparison
 
 TINY = ("--limit", "120", "--epochs", "1")
 
@@ -72,7 +72,7 @@ def test_a_method_is_a_few_settings(text: str, changed: dict[str, Any]) -> None:
         ("preset=ladsg + iso", "give it alone"),
         ("iso + width=two", "width must be an integer, got 'two'"),
         ("iso + leak_layers=yes", "true or false"),
-        ("preset=nothing", "known: ladsg"),
+        ("preset=nothing", "known: gafm, ladsg"),
     ],
 )
 def test_a_wrong_method_is_refused(text: str, problem: str) -> None:
@@ -132,7 +132,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 def test_the_table_is_what_the_documents_say(study: Study) -> None:
-    none, marvell = table_document(study)["rows"]
+    none, marvell = comparison(study)["rows"]
     assert (none["runs"], marvell["runs"]) == (3, 2)
     assert none["utility"]["mean"] == pytest.approx(0.92)
     ends = none["utility"]["min"], none["utility"]["max"]
@@ -146,7 +146,7 @@ def test_the_table_is_what_the_documents_say(study: Study) -> None:
 
 def test_the_table_fits_a_terminal(study: Study) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for part in screen_tables(table_document(study)):
+    for part in screen_tables(comparison(study)):
         console.print(part)
     text = console.export_text()
     lines = text.splitlines()
@@ -159,7 +159,7 @@ def test_the_table_fits_a_terminal(study: Study) -> None:
 
 
 def test_the_table_in_markdown(study: Study) -> None:
-    head, _, none, marvell = comparison_markdown(table_document(study)).splitlines()
+    head, _, none, marvell = comparison_markdown(comparison(study)).splitlines()
     assert head.startswith("| defense | test AUC | worst | best | norm |")
     assert none.startswith("| `none` | 0.920 | 0.900 | 0.940 | 0.700 ± 0.100 |")
     assert "`marvell:s=4 \\| gradient-compression`" in marvell
@@ -167,7 +167,7 @@ def test_the_table_in_markdown(study: Study) -> None:
 
 
 def test_a_stale_attack_adds_columns_of_the_whole_run(study: Study) -> None:
-    document = table_document(study)
+    document = comparison(study)
     assert "beyond the model" not in comparison_markdown(document)
     for found in study.documents.values():
         defended = bool(found["config"]["defense"])
@@ -176,7 +176,7 @@ def test_a_stale_attack_adds_columns_of_the_whole_run(study: Study) -> None:
         more = columns_of([*rows, bound] if defended else rows)
         for column, values in more.items():
             found["records"][column] = found["records"][column] + values
-    document = table_document(study)
+    document = comparison(study)
     none, marvell = document["rows"]
     assert none["beyond_model"]["mean"] == pytest.approx(0.05)
     assert "run_auc_bound" not in none and marvell["run_auc_bound"]["max"] == 0.95
