@@ -16,6 +16,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from flower_vfl.leakage.attacks.registry import STALE
 from flower_vfl.leakage.auc import summarise
 from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
 from flower_vfl.privacy.accountant import (
@@ -31,6 +32,13 @@ from flower_vfl.transform import AUC_BOUND
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 Summary = dict[str, dict[str, dict[str, float]]]  # by party, attack and statistic
 _NOTHING = Guarantee(NONE)
+# What a metric says: whether a batch was flipped, and whether its rows were random.
+_LEAKS = {
+    LEAK: ("raw", False),
+    FLIPPED: ("flipped", False),
+    f"{LEAK}_random": ("raw", True),
+    f"{FLIPPED}_random": ("flipped", True),
+}
 
 
 @dataclass
@@ -229,6 +237,34 @@ class VerticalResult(Result):
             record = MetricRecord({**split_metrics(splits)})
             result.evaluate_metrics_clientapp[epoch] = record
         return result
+
+
+def is_stale(attacks: pd.Series[str]) -> pd.Series[bool]:
+    """Return which attacks look at the gradients of many epochs."""
+    return attacks.str.split(":").str[0].eq(STALE)
+
+
+def mean_leaks(
+    records: pd.DataFrame, regression: bool | pd.Series[bool], *run: str
+) -> pd.DataFrame:
+    """Return the leak of every attack on every party, 0.5 (ρ: 0) where nothing leaks.
+
+    Records of several runs have a column `run`, and `regression` says which of them
+    have values for labels. Columns are as in ``run_metrics.leaks``.
+    """
+    found = records[records["metric"].isin(_LEAKS)]
+    last = found.groupby([*run, "attack"])["step"].transform("max")
+    found = found[~is_stale(found["attack"]) | (found["step"] == last)]
+    kinds = found["metric"].map(_LEAKS)
+    found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
+    by = [*run, "attack", "layer", "party", "random"]
+    means = found.groupby([*by, "kind"], sort=False)["value"].mean()
+    wide = means.unstack("kind", sort=False).reindex(columns=["raw", "flipped"])
+    wide = wide.dropna(subset="raw").reset_index()
+    if not isinstance(regression, bool):
+        regression = wide[run[0]].map(regression).eq(True)
+    leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
+    return wide.assign(leak=leak)
 
 
 def split_metrics(splits: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from flower_vfl.leakage.attacks.registry import STALE
-from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
 from flower_vfl.specs import parse_spec
+from flower_vfl.strategies.state import is_stale, mean_leaks
 from flower_vfl.transform import AUC_BOUND
 
 BEYOND_MODEL = "beyond_model"
@@ -27,13 +26,6 @@ WHOLE_RUN = {
     RUN_AUC_BOUND: "bound of the run",
 }
 _SPLITS = ("test", "valid", "train")
-# What a metric says: whether a batch was flipped, and whether its rows were random.
-_LEAKS = {
-    LEAK: ("raw", False),
-    FLIPPED: ("flipped", False),
-    f"{LEAK}_random": ("raw", True),
-    f"{FLIPPED}_random": ("flipped", True),
-}
 
 
 def utilities(records: pd.DataFrame) -> pd.DataFrame:
@@ -66,27 +58,13 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     of a stale attack is that of the last epoch, and `beyond` what it is above the leak
     of the model's own predictions for the same rows.
     """
-    found = records[records["metric"].isin(_LEAKS)]
-    last = found.groupby([RUN, "attack"])["step"].transform("max")
-    found = found[~_stale(found["attack"]) | (found["step"] == last)]
-    kinds = found["metric"].map(_LEAKS)
-    found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
-    by = [RUN, "attack", "layer", "party", "random"]
-    means = found.groupby([*by, "kind"], sort=False)["value"].mean()
-    wide = means.unstack("kind", sort=False).reindex(columns=["raw", "flipped"])
-    wide = wide.dropna(subset="raw").reset_index()
-    regression = wide[RUN].map(utilities(records)["regression"]).eq(True)
-    leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
+    wide = mean_leaks(records, utilities(records)["regression"], RUN)
     coalition = wide["party"].str.contains("+", regex=False)
     known = final_metrics(records).query("name == 'train_model_leak'")
     told = known.drop_duplicates(RUN).set_index(RUN)["value"]
     model = wide[RUN].map(told).astype("float64")  # also where there is no leak
-    beyond = (leak - model).where(_stale(wide["attack"]))
-    return wide.assign(leak=leak, coalition=coalition, beyond=beyond)
-
-
-def _stale(attacks: pd.Series[str]) -> pd.Series[bool]:
-    return attacks.str.split(":").str[0].eq(STALE)
+    beyond = (wide["leak"] - model).where(is_stale(wide["attack"]))
+    return wide.assign(coalition=coalition, beyond=beyond)
 
 
 def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
