@@ -21,6 +21,12 @@ _SCALARS: dict[Any, str] = {
 }
 _CHOICES: dict[Any, tuple[Any, ...]] = {bool: (True, False), type(None): (None,)}
 _UNIONS = (Union, types.UnionType)
+_NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
+
+
+def split_specs(text: str) -> list[str]:
+    """Split a setting into its config strings."""
+    return [part.strip() for part in _NEXT.split(text) if part.strip()]
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:

@@ -1,6 +1,5 @@
 """Attacks of a run by name: scores of gradients, and model completion at the end."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +19,13 @@ from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
 from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.models.registry import build_optimizer
-from flower_vfl.specs import build_from_spec, parse_spec
+from flower_vfl.specs import build_from_spec, parse_spec, split_specs
 
 from .config import RunConfig
 from .models import build_bottom
 from .parties import PartyRows, load_rows, make_passive
 
-_NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
+split_attacks = split_specs
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,6 @@ def membership(joint: bool = False) -> Membership:
 
 
 MEMBERSHIP: dict[str, Callable[..., Membership]] = {"membership": membership}
-
-
-def split_attacks(text: str) -> list[str]:
-    """Split a setting into the config strings of its attacks."""
-    return [part.strip() for part in _NEXT.split(text) if part.strip()]
 
 
 def leakage_of(config: RunConfig) -> Leakage | None:

@@ -1,5 +1,6 @@
 """How the label party joins the embeddings of all parties into one."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import cast
@@ -72,9 +73,12 @@ def try_shapes(
     parts = [torch.zeros(2, *shape, device=device) for shape in shapes.values()]
     was_training = objective.training
     objective.eval()
+    joined = ""
     try:
         with torch.no_grad():
-            objective.predict(joiner.eval()(parts))
+            embedding = joiner.eval()(parts)
+            joined = f", {'×'.join(map(str, embedding.shape[1:]))} columns"
+            objective.predict(embedding)
     except (RuntimeError, ValueError, IndexError) as error:
         others = [(party, shape) for party, shape in shapes.items() if party != name]
         listed = ", ".join(f"{party} {shape}" for party, shape in others)
@@ -82,11 +86,20 @@ def try_shapes(
             name,
             f"the embeddings ({listed}) do not fit aggregation '{joiner.name}' and the "
             f"top model: {error}",
-            "Make the top model's input as wide as the joined embedding",
+            f"Make the top model's input as wide as the joined embedding{joined}",
         ) from error
     finally:
         objective.train(was_training)
         joiner.train()
+
+
+def labels_remedy(labels: Tensor, objective: Objective) -> str:
+    """Return what to do about labels that an objective refuses."""
+    name, found = type(objective).__name__, labels.unique()
+    classes, known = len(found), getattr(objective, "classes", math.inf)
+    if classes > known and torch.equal(found.long().cpu(), torch.arange(classes)):
+        return f"Give classes={classes} to {name}, and {classes} outputs to its top"
+    return f"The objective is {name}"
 
 
 def one_choice(own: str | nn.Module | None, told: str, party: str) -> str | nn.Module:

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from logging import ERROR
 from typing import Any, cast
 
 import numpy as np
 import torch
+from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -217,8 +219,8 @@ class Party(ABC):
     def embed_rows(
         self, rows: Tensor, at: tuple[int | str, ...], training: bool
     ) -> Tensor:
-        """Return the embeddings of some rows of the run."""
-        if self.imputer.row_index is None:
+        """Return the embeddings of rows of the run, or of own rows without `at`."""
+        if self.imputer.row_index is None or not at:
             return self.run_model(rows)
         return self.imputer.embed(rows, at, training, self.run_model)
 
@@ -270,9 +272,25 @@ class Party(ABC):
         self.model.eval()
         with torch.no_grad(), RandomState(0, self.device):
             rows = torch.arange(min(2, self.own_rows), device=self.device)
-            shape = tuple(self.run_model(rows).shape[1:])
+            try:
+                shape = tuple(self.run_model(rows).shape[1:])
+            except (RuntimeError, ValueError, IndexError) as error:
+                log(ERROR, "party '%s': %s", self.name, error)
+                raise self._misfit() from error
         self.model.train(was_training)
         return shape
+
+    def _misfit(self) -> PartyError:
+        """Return the error of a bottom model that does not take its features."""
+        kinds = [str(part.dtype).removeprefix("torch.") for part in self.features]
+        shapes = [tuple(part.shape[1:]) for part in self.features]
+        listed = ", ".join(f"{k} {s}" for k, s in zip(kinds, shapes, strict=True))
+        remedy = "Give the model's first layer as many inputs as there are columns"
+        if "float32" not in kinds:
+            scale = " / 255" if "uint8" in kinds else ""
+            remedy = f'Convert the features: features.astype("float32"){scale}'
+        problem = f"its bottom model does not take its features, rows of {listed}"
+        return PartyError(self.name, problem, remedy)
 
     def digests(self, key: bytes) -> tuple[str, str]:
         """Return the digests of ids and split for the hello."""

@@ -23,7 +23,7 @@ from flower_vfl.records import Measurement
 from flower_vfl.rows import received_embeddings
 from flower_vfl.transform import Defender, GradientTransform, Seen
 
-from .aggregation import LINEAR, Aggregation, one_choice, try_shapes
+from .aggregation import LINEAR, Aggregation, labels_remedy, one_choice, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
 from .digests import plain_list
 from .policies import DefenseFactory, DefensePolicy
@@ -116,12 +116,12 @@ class LabelParty(Party):
         self._joiner = Aggregation(aggregation or "concat").to(self.device)
         self.trust_server = trust_server
         self.protects = objective.hides or defense is not None
-        self._policy = DefensePolicy(defense, build_defense)
+        self.defense_policy = DefensePolicy(defense, build_defense)
         self.defender = Defender()
         self.secret = 0  # key of all that hides labels; drawn for every run
         self._rows = rows
         self._labels: Tensor | None = None  # those that training sees
-        self._label_privacy = label_privacy
+        self.label_privacy = label_privacy
         self.private: PrivateLabels | None = None
         self._shapes: dict[str, Shape] = {}
         self._evaluation = Evaluation()
@@ -145,16 +145,16 @@ class LabelParty(Party):
                 "Give one label per row of features",
             )
         if self.raw_labels is not None and self.private is None:
-            remedy = f"The objective is {type(self.objective).__name__}"
+            remedy = labels_remedy(self.raw_labels, self.objective)
             with at_party(self.name, remedy):
                 self._labels = self.objective.encode(self.raw_labels).to(self.device)
         shape = self.probe_shape()
         ids, split = self.digests(key)
         task = self.objective.task
         told = PartyDescription(self.name, "label", self.rows, shape, task, ids, split)
-        if self._label_privacy is not None and self._labels is not None:
+        if self.label_privacy is not None and self._labels is not None:
             named = range(self.own_rows) if self.ids is None else plain_list(self.ids)
-            given = self._label_privacy, self.objective, self._labels, named
+            given = self.label_privacy, self.objective, self._labels, named
             with at_party(self.name, _REMEDY):
                 # once: a second hello must not bring true labels back
                 self.private = self.private or PrivateLabels(*given)
@@ -169,7 +169,7 @@ class LabelParty(Party):
         self._shapes = dict(config.parties)
         self.objective.configure(self.make_optimizer)
         given = config, self.name, self.objective, self.trust_server, bool(self.private)
-        self.defender, self.secret = self._policy.prepare(*given)
+        self.defender, self.secret = self.defense_policy.prepare(*given)
         super().configure(config)
         if self.private is not None:
             with at_party(self.name, _REMEDY):

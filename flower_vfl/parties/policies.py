@@ -195,7 +195,7 @@ class DefensePolicy:
         self, own: GradientTransform | None, build: DefenseFactory | None
     ) -> None:
         self._own = [] if own is None else [own]
-        self._build = build
+        self.build = build
 
     def prepare(
         self,
@@ -251,14 +251,14 @@ class DefensePolicy:
         return Defender(transforms, seed)
 
     def _named(self, defense: str, name: str) -> GradientTransform:
-        if self._build is None:
+        if self.build is None:
             raise PartyError(
                 name,
                 f"is told to apply the defense '{defense}' and cannot build one",
                 "Give LabelParty(build_defense=flower_vfl.strategies.build_defense)",
             )
         try:
-            return self._build(defense)
+            return self.build(defense)
         except ConfigError as error:
             remedy = "Correct the defense in the strategy's settings"
             raise PartyError(name, str(error), remedy) from error

@@ -108,7 +108,7 @@ def privacy_at(node: dict[str, Any], **settings: Any) -> LabelPrivacy | None:
     """Return the label privacy of a node."""
     config = RunConfig(**settings).to_run_config()
     own = {"partition-id": 0, "num-partitions": 3, **node}
-    return label_at(Context(1, 1, own, RecordDict(), config))._label_privacy
+    return label_at(Context(1, 1, own, RecordDict(), config)).label_privacy
 
 
 def test_a_node_wins_over_the_run() -> None:
