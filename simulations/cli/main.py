@@ -12,7 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from flower_vfl.errors import ConfigError, VerticalError
 
-_NAMES = "run select reproduce scale compare sweep inspect align key report predict"
+_NAMES = "init run compare report predict inspect align key select scale sweep "
+_NAMES += "reproduce new"
 COMMANDS = {name: name for name in _NAMES.split()} | {"key": "align"}  # their modules
 
 

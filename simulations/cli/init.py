@@ -1,0 +1,186 @@
+"""``flower-vfl init``: settings of a run on one's own files, as a commented file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from flower_vfl.alignment.ids import encode_ids, spelled_alike
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.datasets import infer_task, read_party_file
+
+from ..datasets.checks import label_warnings, written_as
+from ..datasets.party_files import PartyFile
+from ..datasets.reading import read_cells
+from .options import option
+
+_LABELS = ("label", "target", "y", "class")  # usual names
+_DROPPED = """
+# Columns that cannot be used as they are; the remarks below say why. Instead of the
+# option --missing 'x', write missing = ["x"] here."""
+_USUAL = """\
+# Other settings, with their defaults; flower-vfl run --help-all explains them.
+# epochs = 20
+# batch-size = 256
+# defense = ""                      # e.g. "marvell:s=4"
+# attack = []                       # e.g. ["norm", "cosine"]
+"""
+
+
+def init(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="CSV or Parquet files, one for each party."),
+    ] = None,
+    label: Annotated[str, option("Label column; its file is the label party's.")] = "",
+    id_column: Annotated[str, option("Column with the ids.", "--id")] = "",
+    task: Annotated[str, option("As for 'run'; inferred if not given.")] = "",
+    missing: Annotated[list[str] | None, option("As for 'run'; repeatable.")] = None,
+    out: Annotated[Path, option("File to write.")] = Path("data.toml"),
+) -> None:
+    """Look at your files and write a commented configuration for 'run --config'.
+
+    What is not given is asked for on a terminal.
+    """
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already; choose another file with --out")
+    paths = [str(path) for path in files or _ask_files()]
+    if len(set(paths)) < 2:
+        raise ConfigError("give at least two files: one with the labels, and others")
+    tables = {path: read_cells(Path(path), id_column or "id")[0] for path in paths}
+    ids = id_column or _guess_id(tables)
+    label = label or _ask_label(tables, ids)
+    holders = [path for path in paths if label in tables[path]]
+    if not holders:
+        raise ConfigError(f"no file has a column '{label}'; {_columns(tables)}")
+    paths.sort(key=lambda path: path != holders[0])
+    text, notes = _settings(paths, ids, label, task, missing or [])
+    with out.open("x", encoding="utf-8") as file:
+        file.write(f"# Next: flower-vfl run --config {out}\n")
+        file.write(f"#       flower-vfl compare --config {out}\n\n{text}")
+    print(*notes, f"wrote {out}; next: flower-vfl run --config {out}", sep="\n")
+
+
+def _settings(
+    paths: list[str], ids: str, label: str, task: str, missing: list[str]
+) -> tuple[str, list[str]]:
+    """Return the configuration, and what the user should know about it."""
+    chosen: Any = (missing, task or None)
+    owns = {path: None if number else label for number, path in enumerate(paths)}
+    found = {p: read_party_file(p, ids, o, [], *chosen, "id") for p, o in owns.items()}
+    bad = {c.name: c.problem for r in found.values() for c in r.columns if c.problem}
+    if label in bad:
+        raise ConfigError(f"'{paths[0]}', column '{label}': {bad[label]}")
+    drop = list(bad)
+    for text in [*paths, *drop, *missing]:
+        if "," in text:
+            raise ConfigError(f"'{text}' has a comma in its name; rename it")
+    read = {p: read_party_file(p, ids, o, drop, *chosen) for p, o in owns.items()}
+    aligned = _alignment(read)
+    labels = infer_task(read[paths[0]].labels, chosen[1])  # type: ignore[arg-type]
+    normalise = aligned.get("normalise", "")
+    warnings = list(label_warnings(read, labels, normalise))
+    settings = {"label-party": paths[0], "passive": paths[1:], "id-column": ids}
+    settings |= {"label-column": label, "task": labels.task, "missing": missing}
+    lines = [_line(name, value) for name, value in settings.items() if value]
+    if drop:
+        lines += [_DROPPED, _line("drop", drop)]
+    if "alignment" in aligned:
+        lines += ["", "# The files hold different ids: train on those that all share."]
+        lines += ['# "psu" trains on the union and does not reveal which are shared.']
+    lines += [_line(name, value) for name, value in aligned.items()]
+    lines += [f"# {_one_line(line)}" for line in warnings]
+    lines += ["", _USUAL, *_remarks(read, bad)]
+    notes = [f"left out: column '{name}': {why}" for name, why in bad.items()]
+    notes += [f"alignment {aligned['alignment']}"] if "alignment" in aligned else []
+    return "\n".join(lines) + "\n", [*map(_one_line, notes), *warnings]
+
+
+def _remarks(read: Mapping[str, PartyFile], bad: Mapping[str, str]) -> Iterator[str]:
+    """Yield a comment for each file and each of its columns."""
+    for path, rows in read.items():
+        yield f"# {path}: {len(rows.ids)} rows, {written_as(rows)}"
+        for column in rows.columns:
+            share = column.missing / len(rows.ids)
+            told = [column.note, f"{share:.0%} missing" if share else ""]
+            told.append(bad.get(column.name, "") if column.kind == "left out" else "")
+            if column.kind == "number" and column.different == len(rows.ids):
+                values = rows.features[column.name]
+                told.append("" if (values % 1).any() else "different in every row: id?")
+            text = "; ".join(filter(None, told))
+            text = f"{column.name}: {column.kind}{text and '; '}{text}"
+            yield f"#   {_one_line(text)}"
+        yield "#"
+
+
+def _alignment(read: Mapping[str, PartyFile]) -> dict[str, str]:
+    """Return the settings that make the ids of the files comparable."""
+    first, *others = (set(map(str, rows.ids)) for rows in read.values())
+    alike = [found for other in others if (found := spelled_alike(first, other))]
+    settings = {"normalise": alike[0][0]} if alike else {}
+    same = [
+        set(encode_ids(each, settings.get("normalise"))) for each in (first, *others)
+    ]
+    if any(keys != same[0] for keys in same):
+        if not set.intersection(*same):
+            raise ConfigError("the files share no id; choose another column with --id")
+        settings["alignment"] = "psi"
+    return settings
+
+
+def _guess_id(tables: Mapping[str, pd.DataFrame]) -> str:
+    """Return the column that all files share and whose values do not repeat."""
+    first, *others = tables.values()
+    shared = [str(c) for c in first if all(c in other for other in others)]
+    found = [c for c in shared if all(t[c].is_unique for t in tables.values())]
+    named = [c for c in found if c.lower().endswith("id")]
+    for names in (named, found):
+        if len(names) == 1:
+            return names[0]
+    if not found:
+        raise ConfigError(
+            "no column is in every file with a different value in each row; name the "
+            f"ids with --id; {_columns(tables)}"
+        )
+    return _ask(f"Id column ({', '.join(found)})", "--id", found[0])
+
+
+def _ask_files() -> list[Path]:
+    found = [_ask("File of the party with the labels", "the files", "")]
+    while file := typer.prompt("File of another party (empty: no more)", default=""):
+        found.append(file)
+    return [Path(file).expanduser() for file in found]
+
+
+def _ask_label(tables: Mapping[str, pd.DataFrame], ids: str) -> str:
+    names = [str(name) for table in tables.values() for name in table if name != ids]
+    usual = [name for name in names if name.lower() in _LABELS]
+    print(_columns(tables)) if sys.stdin.isatty() else None
+    return _ask("Label column", "--label", usual[0] if usual else "")
+
+
+def _ask(question: str, option: str, default: str) -> str:
+    """Return the answer to a question, which needs a terminal."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"give {option}, as in: flower-vfl init bank.csv shop.csv --label y --id id"
+        )
+    return str(typer.prompt(question, default=default or None))
+
+
+def _columns(tables: Mapping[str, pd.DataFrame]) -> str:
+    return "; ".join(f"'{path}' has {', '.join(t)}" for path, t in tables.items())
+
+
+def _line(name: str, value: object) -> str:
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

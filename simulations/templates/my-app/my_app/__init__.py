@@ -1,0 +1,1 @@
+"""my-app: vertical federated learning over three parties."""
