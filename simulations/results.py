@@ -24,6 +24,7 @@ PRIVACY = "label_privacy"
 LOSSES = "label_losses"  # of private labels, by what they reach on validation rows
 RUN = "run"  # column that tells the runs of a study apart
 COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
+GUESS, ALONE = "guess", "alone"  # what no passive party is needed for
 COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
 _TEXTS = COLUMNS[:5]
 _TYPES = dict.fromkeys(_TEXTS, "str") | {"epoch": "int64", "step": "int64"}
@@ -129,6 +130,10 @@ def _whole_run(document: Mapping[str, Any]) -> Iterator[Row]:
     for kind in ("seconds", "bytes", "memory"):
         for name, value in document.get(kind, {}).items():
             yield f"{kind}_{name}", "", "", "", "", 0, 0, value
+    if GUESS in document:
+        yield GUESS, "", "", "", "", 0, 0, document[GUESS]
+    for name, value in document.get(ALONE, {}).items():
+        yield name, "label", "", "", ALONE, 0, 0, value
     for entry in document.get(COMPLETION, []):
         for split in ("train", "test"):
             for metric, key in ((COMPLETION, ""), (LABELS_ONLY, "labels_only_")):

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -19,26 +18,20 @@ from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
-from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import (
     WHOLE_RUN,
-    completions,
-    largest_leaks,
-    main_metric,
-    over_training,
     shown_whole,
     utilities,
-    whole_run,
 )
 from flower_vfl.simulations.studies.study import Study, run_study
-from flower_vfl.simulations.studies.tradeoff import DEFENSE as METHOD
 from flower_vfl.simulations.studies.trials import (
     Trial,
     check_trials,
     default_attacks,
     task_of,
 )
+from flower_vfl.simulations.studies.verdict import comparison, verdict
 
 from .options import (
     AsJson,
@@ -117,7 +110,8 @@ def compare(
         gpus=gpus,
         bar=not as_json,
     )
-    found = table_document(study)
+    found = comparison(study)
+    found["verdict"] = list(verdict(found))
     finish(study, found, as_json, partial(_show, study, found, markdown))
 
 
@@ -167,46 +161,6 @@ def compare_trials(
     return trials
 
 
-def table_document(study: Study) -> dict[str, Any]:
-    """Return the table: one row for each method that has a finished run."""
-    records, methods = study.records(), study.labels()[METHOD]
-    done = completions(records).query("split == 'test'")
-    found = largest_leaks(records).rename(columns={"leak": "value"})
-    found = pd.concat([found, done]).assign(method=lambda part: part[RUN].map(methods))
-    steps = whole_run(records, "seconds_step").rename("step").to_frame()
-    # a run without an evaluation has a utility that is not a number
-    runs = steps.join(utilities(records)["value"]).join(methods.rename("method"))
-    trained = over_training(records)
-    runs = runs.join(trained)
-    vanilla = runs["step"][runs["method"] == VANILLA].median()
-    rows = []
-    for method, own in runs.groupby("method", sort=False):
-        attacks = found[found["method"] == method].groupby("attack", sort=False)[
-            "value"
-        ]
-        step = float(own["step"].median())
-        row = {
-            "defense": method,
-            "runs": len(own),
-            "utility": _summary(own["value"]),
-            "leaks": {attack: _summary(values) for attack, values in attacks},
-            **{n: _summary(own[n]) for n in trained if own[n].notna().any()},
-            "seconds_per_step": step,
-            "time_ratio": step / float(vanilla) if vanilla > 0 else None,
-        }
-        rows.append(row)
-    errors = list(study.errors.values())
-    metric = main_metric(records)
-    return {"title": study.title, "metric": metric, "rows": rows, "errors": errors}
-
-
-def _summary(values: pd.Series[float]) -> dict[str, float]:
-    found = values.agg(["mean", "std", "min", "max"]).rename({"std": "sd"})
-    return {
-        str(name): float(value) for name, value in found.fillna({"sd": 0.0}).items()
-    }
-
-
 def _attacks(rows: Sequence[Row]) -> list[str]:
     """Return the heads of the columns of attacks, and of figures of whole runs."""
     heads = [attack for row in rows for attack in row["leaks"]]
@@ -218,7 +172,7 @@ def screen_tables(document: Row) -> Iterator[Table]:
     attacks, rows = _attacks(document["rows"]), document["rows"]
     for start in range(0, max(len(attacks), 1), _COLUMNS):
         part = attacks[start : start + _COLUMNS]
-        cells = [[row["defense"], *(_leak(row, each) for each in part)] for row in rows]
+        cells = [[_name(row), *(_leak(row, each) for each in part)] for row in rows]
         heads = ["defense", *part]
         if start == 0:
             heads[1:1] = [f"{metric_name(document['metric'])}\nworst–best"]
@@ -240,8 +194,14 @@ def comparison_markdown(document: Row) -> str:
     rows = []
     for row in document["rows"]:
         leaks = [_leak(row, attack).replace("\n±", " ± ") for attack in attacks]
-        rows.append([f"`{row['defense']}`", *_utility(row), *leaks, _time(row)])
+        name = _name(row).replace(row["defense"], f"`{row['defense']}`")
+        rows.append([name.replace("\n", " "), *_utility(row), *leaks, _time(row)])
     return markdown_table(heads, rows)
+
+
+def _name(row: Row) -> str:
+    mark = "\n(did not train)" if row["untrained"] else ""
+    return f"{row['defense']}{mark}"
 
 
 def _utility(row: Row) -> list[str]:
@@ -274,9 +234,11 @@ def legend(study: Study, document: Row) -> str:
 
 
 def _show(study: Study, document: dict[str, Any], markdown: bool) -> None:
-    if markdown:
-        print(comparison_markdown(document))
-        return
     console = Console(highlight=False)
+    if markdown:
+        print(f"{comparison_markdown(document)}\n\n{' '.join(document['verdict'])}")
+        return
     console.print(*screen_tables(document))
     console.print(legend(study, document))
+    for sentence in document["verdict"]:
+        console.print(sentence, style="bold", markup=False)

@@ -35,6 +35,7 @@ from flower_vfl.strategies.state import interruptible
 
 from .run_metrics import run_columns
 from .trials import ELSEWHERE, Outcome, Trial, outcomes
+from .verdict import untrained
 
 STUDY_FILE, RUNS_FOLDER = "study.json", "runs"
 TABLES = {"csv": "results.csv", "parquet": "results.parquet"}
@@ -114,7 +115,7 @@ class Study:
         """
         if not (keys := self.finished):
             return pd.DataFrame()
-        documents = [self.documents[key] for key in keys]
+        documents, records = [self.documents[key] for key in keys], self.records()
         labels = self.labels().loc[keys].apply(_numbers)
         settings = pd.DataFrame([d["config"] for d in documents], keys, dtype=object)
         settings = settings.drop(columns={*ELSEWHERE, *self.varied}, errors="ignore")
@@ -124,7 +125,8 @@ class Study:
             labels,
             settings[differing].infer_objects(),
             pd.DataFrame({"engine": [d["engine"] for d in documents]}, keys),
-            run_columns(self.records()).loc[keys],
+            run_columns(records).loc[keys],
+            untrained(records).rename("did_not_train"),
             pd.DataFrame(facts, keys),
         ]
         return pd.concat(parts, axis=1).rename_axis("key").reset_index()

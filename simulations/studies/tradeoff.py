@@ -10,7 +10,7 @@ dominated hypervolume of the points with (0, 0) as the reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,9 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.results import RUN
 
 from .run_metrics import largest_leaks, main_metric, over_training, utilities
-from .study import Study
+
+if TYPE_CHECKING:
+    from .study import Study
 
 SEED, DEFENSE = "seed", "defense"
 
@@ -84,7 +86,6 @@ def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataF
             "x": privacy(by_attack, first["regression"]),
             "y": usefulness(first["metric"], utility),
             "seeds": len(own),
-            **{str(n): v for n, v in trained.reindex(own.index).mean().items()},
         }
         whole = trained.reindex(own.index).mean().dropna()
         points[setting] |= {str(name): value for name, value in whole.items()}

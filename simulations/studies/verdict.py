@@ -1,0 +1,188 @@
+"""What a study amounts to: which runs trained, and which defense to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.simulations.printing import metric_name
+from flower_vfl.simulations.results import GUESS, RUN
+
+from .methods import VANILLA
+from .run_metrics import (
+    completions,
+    largest_leaks,
+    main_metric,
+    over_training,
+    utilities,
+    whole_run,
+)
+from .tradeoff import DEFENSE, SEED, privacy, usefulness
+
+if TYPE_CHECKING:
+    from .study import Study
+
+Row = Mapping[str, Any]
+_GUESSES = {MAIN_METRIC["binary"]: 0.5, MAIN_METRIC["regression"]: 0.0}
+_LEAST = 0.1  # of the way from a guess to a perfect model
+_DIVERGED = 10.0  # times the loss of the first epoch
+_HELPS = 0.02  # by which a defense has to lower the largest leak
+
+
+def untrained(records: pd.DataFrame) -> pd.Series[str]:
+    """Return why each run did not train; an empty text for one that did.
+
+    A run did not train if its utility goes less than a tenth of the way from a guess to
+    a perfect model, or if the training loss of its last epoch is not finite or more
+    than ten times that of the first. A guess has an AUC of 0.5, a ρ of 0, and for
+    several classes the accuracy of always naming the largest one, where it is known.
+    """
+    found = utilities(records)
+    known = found["metric"].map(_GUESSES).astype("float64")
+    guess = known.fillna(whole_run(records, GUESS)).fillna(0.0)
+    trained = found["value"] > guess + _LEAST * (1.0 - guess)
+    why = pd.Series("", records[RUN].unique(), dtype=str).rename_axis(RUN)
+    why[found.index[~trained]] = "no better than a guess"
+    losses = records.query("metric == 'loss' and split == 'train' and step == 0")
+    ordered = losses.sort_values("epoch").set_index(RUN)["value"]
+    first = ordered[~ordered.index.duplicated()].abs().clip(lower=1.0)
+    last = ordered[~ordered.index.duplicated(keep="last")]
+    grown = ~np.isfinite(last) | (last > _DIVERGED * first)
+    why[grown.index[grown]] = "its loss diverged"
+    return why
+
+
+def comparison(study: Study) -> dict[str, Any]:
+    """Return a study as a table: one row for each setting that has a finished run."""
+    records, labels = (
+        study.records(),
+        study.labels().drop(columns=SEED, errors="ignore"),
+    )
+    methods = labels.apply(_setting, axis=1)
+    done = completions(records).query("split == 'test'")
+    leaks = largest_leaks(records).rename(columns={"leak": "value"})
+    found = pd.concat([leaks, done]).assign(method=lambda part: part[RUN].map(methods))
+    means = found.iloc[: len(leaks)].groupby(["method", "attack"])["value"].mean()
+    steps = whole_run(records, "seconds_step").rename("step").to_frame()
+    # a run without an evaluation has a utility that is not a number
+    runs = steps.join(utilities(records)[["metric", "value", "regression"]])
+    trained = over_training(records)
+    runs = runs.join(trained).join(methods.rename("method"))
+    runs = runs.assign(untrained=untrained(records))
+    vanilla = runs["step"][runs["method"] == VANILLA].median()
+    rows = []
+    for method, own in runs.groupby("method", sort=False):
+        attacks = found[found["method"] == method].groupby("attack", sort=False)
+        step, failed = float(own["step"].median()), own["untrained"][lambda t: t != ""]
+        part = f"{len(failed)} of {len(own)} runs: " if len(failed) < len(own) else ""
+        row: dict[str, Any] = {
+            "defense": method,
+            "runs": len(own),
+            "utility": summary(own["value"]),
+            "untrained": "" if failed.empty else part + failed.iloc[0],
+            "leaks": {attack: summary(part["value"]) for attack, part in attacks},
+            **{n: summary(own[n]) for n in trained if own[n].notna().any()},
+            "seconds_per_step": step,
+            "time_ratio": step / float(vanilla) if vanilla > 0 else None,
+        }
+        if method in means and own["value"].notna().any():
+            largest, first = means[method], own.iloc[0]
+            private = privacy(dict(largest), bool(first["regression"]))
+            useful = usefulness(first["metric"], row["utility"]["mean"])
+            row |= {"largest_leak": float(largest.max()), "area": private * useful}
+            row["largest_attack"] = str(largest.idxmax())
+        rows.append(row)
+    errors = list(study.errors.values())
+    metric = main_metric(records)
+    return {"title": study.title, "metric": metric, "rows": rows, "errors": errors}
+
+
+def _setting(labels: pd.Series[str]) -> str:
+    """Return a defense, and in brackets what else was varied."""
+    known = {str(name): value for name, value in labels.dropna().items()}
+    defense = known.pop(DEFENSE, VANILLA)
+    varied = ", ".join(f"{name}={value}" for name, value in known.items())
+    return f"{defense} ({varied})" if varied else defense
+
+
+def summary(values: pd.Series[float]) -> dict[str, float]:
+    """Return mean, standard deviation, least and largest of some values."""
+    found = values.agg(["mean", "std", "min", "max"]).rename({"std": "sd"})
+    return {
+        str(name): float(value) for name, value in found.fillna({"sd": 0.0}).items()
+    }
+
+
+def verdict(document: Row, target: float | None = None) -> Iterator[str]:
+    """Yield what a comparison amounts to, in sentences: first what to choose.
+
+    Of the methods that trained, the choice is the one with the largest product of
+    privacy and utility, as a sweep defines them. With a `target` it is the one with the
+    best utility among those whose largest leak is at most that.
+
+    Examples
+    --------
+    >>> none = {"defense": "none", "largest_leak": 1.0, "utility": {"mean": 0.85}}
+    >>> iso = {"defense": "iso", "largest_leak": 0.7, "utility": {"mean": 0.84}}
+    >>> rows = [none | {"area": 0.0}, iso | {"area": 0.41}]
+    >>> print(*verdict({"metric": "test_auc", "rows": rows}))
+    Choose iso: largest leak 1.00 → 0.70, test AUC −0.010.
+    """
+    rows: Sequence[Row] = [row for row in document["rows"] if "area" in row]
+    plain = next((row for row in rows if row["defense"] == VANILLA), None)
+    failed = [row for row in document["rows"] if row.get("untrained")]
+    good = [row for row in rows if row is not plain and row not in failed]
+    if target is not None:
+        good.sort(key=lambda row: -row["utility"]["mean"])
+    else:
+        good.sort(key=lambda row: -row["area"])
+    kept = [row for row in good if target is None or row["largest_leak"] <= target]
+    metric = metric_name(document["metric"])
+    if plain is not None and plain in failed:
+        yield (
+            f"The model does not train even without a defense ({plain['untrained']}): "
+            "change its settings or its data first."
+        )
+    elif target is not None and plain is not None and plain["largest_leak"] <= target:
+        yield (
+            f"No defense is needed: without one the largest leak is "
+            f"{plain['largest_leak']:.2f}."
+        )
+    elif kept and (plain is None or _helps(kept[0], plain)):
+        yield f"Choose {_described(kept[0], plain, metric)}."
+    elif target is not None and good:
+        closest = min(good, key=lambda row: row["largest_leak"])
+        yield (
+            f"No defense keeps the largest leak at or below {target:g}; closest is "
+            f"{_described(closest, plain, metric)}."
+        )
+    elif good and plain is not None:
+        leak = plain["largest_leak"]
+        yield f"No defense helps: none lowers the largest leak, {leak:.2f}."
+    parts: dict[str, list[str]] = {}
+    for row in failed:
+        some, _, _ = row["untrained"].rpartition(" runs:")
+        where = f"in {some} runs" if some else "on this data"
+        parts.setdefault(where, []).append(row["defense"])
+    for where, names in parts.items():
+        *others, last = names
+        listed = f"{', '.join(others)} and {last}" if others else last
+        yield f"{listed} did not train {where}."
+
+
+def _helps(row: Row, plain: Row) -> bool:
+    return bool(row["largest_leak"] <= plain["largest_leak"] - _HELPS)
+
+
+def _described(row: Row, plain: Row | None, metric: str) -> str:
+    """Return what a method changes, or what it reaches if nothing is beside it."""
+    leak, utility = row["largest_leak"], row["utility"]["mean"]
+    if plain is None:
+        return f"{row['defense']}: largest leak {leak:.2f}, {metric} {utility:.3f}"
+    cost = f"{utility - plain['utility']['mean']:+.3f}".replace("-", "−")
+    change = f"{plain['largest_leak']:.2f} → {leak:.2f}"
+    return f"{row['defense']}: largest leak {change}, {metric} {cost}"
