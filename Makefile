@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 # In the order of tests/conftest.py: what takes long comes first.
 WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-all coverage lint typecheck bench docs clean
+.PHONY: help demo test test-all coverage lint typecheck bench docs dist clean
 
 help:
 	@echo "make demo    compare defenses on built-in data: a table and a report"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
 	@echo "make docs    the documentation as a site in build/site"
+	@echo "make dist    sdist and wheel in dist/, checked"
 	@echo "make clean   remove the virtual environment and what was built"
 
 $(READY): pyproject.toml constraints.txt
@@ -59,5 +60,11 @@ bench: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The wheel is built from the sdist, so that the sdist is complete.
+dist: $(READY)
+	rm -rf dist build/lib
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) build runs
+	rm -rf $(VENV) build dist runs

@@ -269,7 +269,11 @@ def finish(
     """Print what a study found, write its report; exit with 1 if a run failed."""
     if study.documents and not as_json:
         show()
-    report = str(write_report(study.folder)) if study.documents else None
+    report = None
+    try:
+        report = str(write_report(study.folder)) if study.documents else None
+    except ConfigError as error:  # without its extra there is a table all the same
+        print(f"flower-vfl: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(found | {"folder": str(study.folder), "report": report}))
     show_errors(study)

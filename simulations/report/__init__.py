@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from flower_vfl.errors import ConfigError
+
 __all__ = ["PICTURES_FOLDER", "REPORT_FILE", "write_report"]
 
 REPORT_FILE, PICTURES_FOLDER = "report.html", "pictures"
@@ -15,8 +17,14 @@ def write_report(folder: Path, pictures: bool = False) -> Path:
     chart is also written as SVG and PNG, into the folder ``pictures``.
     """
     # Altair takes time to load, which commands without a report need not spend.
-    from .data import load_report
-    from .page import contents, write_page, write_pictures
+    try:
+        from .data import load_report
+        from .page import contents, write_page, write_pictures
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a report needs {error.name}: pip install 'flower-vfl[report]', then "
+            f"flower-vfl report {folder}"
+        ) from error
 
     report = load_report(folder)
     sections = contents(report)
