@@ -16,14 +16,26 @@ from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import metric_name, text_table
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
-from flower_vfl.simulations.studies.run_metrics import leaks, utilities
+from flower_vfl.simulations.studies.alone import guess, train_alone
+from flower_vfl.simulations.studies.run_metrics import leaks, main_metric, utilities
+from flower_vfl.simulations.studies.verdict import untrained
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
-from ..results import LOSSES, PARTIES_FOLDER, PRIVACY, RESULT_FILE, RUN, table
+from ..results import (
+    ALONE,
+    GUESS,
+    LOSSES,
+    PARTIES_FOLDER,
+    PRIVACY,
+    RESULT_FILE,
+    RUN,
+    save_result,
+    table,
+)
 from .options import AsJson, option, results_folder, takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
@@ -54,6 +66,14 @@ def run(
     overwrite: Annotated[
         bool, option("Replace the run that --out holds already.", "--overwrite")
     ] = False,
+    alone: Annotated[
+        bool,
+        option(
+            "Also train a model of the label party's own columns, to show what the "
+            "other parties add.",
+            "--alone/--no-alone",
+        ),
+    ] = True,
     as_json: AsJson = False,
     verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
 ) -> None:
@@ -89,10 +109,48 @@ def run(
         continued = "the same command with --resume continues it"
         none = "no checkpoint was kept; give --out and --checkpoint-every to keep some"
         raise KeyboardInterrupt(continued if kept else none) from None
+    if alone:
+        add_alone(document, config)
     if as_json:
         print(json.dumps(document))
     else:
         show_result(document)
+
+
+def add_alone(document: dict[str, Any], config: RunConfig) -> None:
+    """Add what the label party reaches alone to a result, and save it."""
+    records = table(document).assign(**{RUN: ""})
+    split, _, metric = main_metric(records).partition("_")
+    if not metric:  # nothing was evaluated
+        return
+    document[GUESS] = guess(config)
+    document[ALONE] = train_alone(config, int(records["epoch"].max()), split)
+    if config.out:
+        save_result(document, Path(config.out))
+
+
+def alone_line(document: dict[str, Any], records: pd.DataFrame) -> str:
+    """Return what the label party reaches alone and with others, and what leaks."""
+    config, found = document["config"], utilities(records)
+    metric, value = found.iloc[0][["metric", "value"]]
+    own = Path(config["label_party"]).name or "the label party"
+    text = f"{own} alone: {metric_name(metric)} {document[ALONE].get(metric, 0):.3f}"
+    if not document[ALONE]:
+        text = f"{own} has no columns of its own (a guess: {metric_name(metric)} "
+        text += f"{document[GUESS]:.3f})"
+    text += f"; with {_passive(config)}: {value:.3f}"
+    if untrained(records).any():
+        text += ", which did not train"
+    measured = leaks(records).query("layer == '' and not random")
+    if measured.empty:
+        return text
+    worst = measured.nlargest(1, "leak").iloc[0]
+    where = f"{worst['attack']} at {worst['party']}"
+    return f"{text}; largest leak {worst['leak']:.2f} ({where})"
+
+
+def _passive(config: dict[str, Any]) -> str:
+    return f"{config['parties']} passive part{'y' if config['parties'] == 1 else 'ies'}"
 
 
 def show_result(document: dict[str, Any]) -> None:
@@ -100,8 +158,7 @@ def show_result(document: dict[str, Any]) -> None:
     config, seconds = document["config"], document["seconds"]
     records = table(document).assign(**{RUN: ""})
     source = Path(config["label_party"]).name or config["dataset"] or "own files"
-    noun = "party" if config["parties"] == 1 else "parties"
-    title = f"{source}: {config['parties']} passive {noun}"
+    title = f"{source}: {_passive(config)}"
     if config["defense"]:
         private = RunConfig(**config).label_privacy() is not None
         place = "label" if private else config["defense_at"]
@@ -119,7 +176,7 @@ def show_result(document: dict[str, Any]) -> None:
         what = "|rho| of score and label" if regression else "leak AUC"
         none = 0 if regression else 0.5
         console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
-        console.print(_leakage(found, "flipped" if regression else "raw"))
+        console.print(_leakage(found, "leak"))
     members = records[records["metric"] == MEMBERSHIP]
     if not members.empty:
         console.print(
@@ -138,6 +195,8 @@ def show_result(document: dict[str, Any]) -> None:
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
         console.print(_completion(document["completion"]))
+    if ALONE in document:
+        console.print(alone_line(document, records), style="bold", markup=False)
     if document["stopped"]:
         console.print(f"stopped early: {document['stopped']}")
     console.print(

@@ -24,20 +24,21 @@ from flower_vfl.leakage.attacks.registry import (
 )
 from flower_vfl.objectives import Task
 from flower_vfl.simulations.attacks import check_attacks, split_attacks
-from flower_vfl.simulations.config import ABOUT, DATA, FILES, RunConfig, parse_rates
+from flower_vfl.simulations.config import RunConfig, parse_rates
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
 from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.simulations.plugins import ADDED, load_plugins, plugin_names
-from flower_vfl.simulations.results import FORMAT, PARTIES_FOLDER, RESULT_FILE
+from flower_vfl.simulations.results import FORMAT, GUESS, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.state import interruptible
 
+from .alone import data_of, guess
+
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
-_OF_DATA = [name for name in ABOUT if ABOUT[name].get("panel") in (DATA, FILES)]
 _LEFT = (PARTIES_FOLDER, RESULT_FILE)  # not kept with the others
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
@@ -96,7 +97,7 @@ def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
             transport="plain" if engine == "flower" else "resident",
         )
         try:
-            document = run_and_attack(placed, engine)
+            document = run_and_attack(placed, engine) | {GUESS: guess(config)}
         finally:
             torch.set_num_threads(threads)
         files = {
@@ -243,8 +244,7 @@ def check_trials(trials: Iterable[Trial]) -> None:
 
 
 def _rows(config: RunConfig, index: int) -> PartyRows:
-    data = {name: getattr(config, name) for name in _OF_DATA}
-    return _load(RunConfig(**data), index)
+    return _load(data_of(config), index)
 
 
 @lru_cache(maxsize=2)  # the same data for most runs of a study

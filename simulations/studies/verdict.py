@@ -85,7 +85,7 @@ def comparison(study: Study) -> dict[str, Any]:
             "utility": summary(own["value"]),
             "untrained": "" if failed.empty else part + failed.iloc[0],
             "leaks": {attack: summary(part["value"]) for attack, part in attacks},
-            **{n: summary(own[n]) for n in trained if own[n].notna().any()},
+            **{str(n): summary(own[n]) for n in trained if own[n].notna().any()},
             "seconds_per_step": step,
             "time_ratio": step / float(vanilla) if vanilla > 0 else None,
         }
