@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from flower_vfl.privacy import LabelPrivacy
     from flower_vfl.protocol.client_app import vertical_client_app
     from flower_vfl.randomness import Noise
-    from flower_vfl.strategies import VerticalStrategy, defended_grid, defense_mod
+    from flower_vfl.strategies import (
+        VerticalStrategy,
+        defended_grid,
+        defense_mod,
+        fit,
+    )
     from flower_vfl.transform import Batch, GradientTransform
 
 # In a clone, `strategies/` and `simulations/` lie beside this folder; the build puts
@@ -44,7 +49,7 @@ _LAZY = {
     "privacy": ("LabelPrivacy",),
     "protocol.client_app": ("vertical_client_app",),
     "randomness": ("Noise",),
-    "strategies": ("VerticalStrategy", "defended_grid", "defense_mod"),
+    "strategies": ("VerticalStrategy", "defended_grid", "defense_mod", "fit"),
     "transform": ("Batch", "GradientTransform"),
 }
 
@@ -70,6 +75,7 @@ __all__ = [
     "VerticalStrategy",
     "defended_grid",
     "defense_mod",
+    "fit",
     "in_process",
     "resident",
     "vertical_client_app",

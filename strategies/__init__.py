@@ -30,6 +30,7 @@ from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
+from .fitting import fit
 from .state import VerticalResult
 from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
@@ -71,5 +72,6 @@ __all__ = [
     "defended_grid",
     "defense_mod",
     "defense_spec",
+    "fit",
     "solve_marvell",
 ]

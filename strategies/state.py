@@ -9,16 +9,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from html import escape
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks.registry import STALE
 from flower_vfl.leakage.auc import summarise
 from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
+from flower_vfl.parties.base import Features
 from flower_vfl.privacy.accountant import (
     NONE,
     RUN_AUC_BOUND,
@@ -30,6 +35,7 @@ from flower_vfl.records import Measurement, Records, from_columns, to_columns
 from flower_vfl.transform import AUC_BOUND
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+Predictor = Callable[[str | Mapping[str, Features]], NDArray[Any]]
 Summary = dict[str, dict[str, dict[str, float]]]  # by party, attack and statistic
 _NOTHING = Guarantee(NONE)
 # What a metric says: whether a batch was flipped, and whether its rows were random.
@@ -161,6 +167,10 @@ class VerticalResult(Result):
         ``epsilon``, ``delta``, ``auc_bound``, ``scope``, and ``others`` beside it.
     label_losses : dict[str, float] (default: {})
         What each loss of private labels reached on validation rows, if one was chosen.
+    task : str (default: "")
+        ``"binary"``, ``"multiclass"`` or ``"regression"``.
+    predictor : Callable | None (default: None)
+        What :meth:`predict` calls; :func:`flower_vfl.fit` sets it.
 
     Examples
     --------
@@ -176,6 +186,87 @@ class VerticalResult(Result):
     stopped: str = ""
     label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
     label_losses: dict[str, float] = field(default_factory=dict)
+    task: str = ""
+    predictor: Predictor | None = field(default=None, compare=False)
+
+    def predict(self, rows: str | Mapping[str, Features] = "test") -> NDArray[Any]:
+        """Return predictions of the trained model, after :func:`flower_vfl.fit`.
+
+        Parameters
+        ----------
+        rows : str | Mapping[str, Features] (default: "test")
+            ``"train"``, ``"valid"`` or ``"test"``, or new rows: the features of each
+            party that has some, by its name.
+        """
+        if self.predictor is None:
+            raise ConfigError(
+                "only the result of flower_vfl.fit predicts; call predict of the "
+                "strategy while its grid is open"
+            )
+        return self.predictor(rows)
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The loss and the metrics of held-out rows, by epoch."""
+        rows = {
+            epoch: {"loss": metrics.get("loss", math.nan)}
+            | split_metrics(self.evaluations.get(epoch, {}))
+            for epoch, metrics in self.train_metrics_clientapp.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("epoch")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last loss, and the last metrics of held-out rows."""
+        found = self.history.ffill().iloc[-1:].dropna(axis="columns")
+        return {str(name): float(values.iloc[0]) for name, values in found.items()}
+
+    @property
+    def leaks(self) -> pd.DataFrame:
+        """What each attack found about each party, 0.5 (ρ: 0) where nothing leaks.
+
+        It is the mean leak AUC a over all batches, or 1 − a if that is larger; for a
+        regression the mean of |ρ|. One row for each party, one column for each attack.
+        """
+        found = mean_leaks(self.table(), self.task == "regression")
+        found = found[~found["random"] & (found["layer"] == "")]
+        wide = found.pivot(index="party", columns="attack", values="leak")
+        names = found["party"].unique(), found["attack"].unique()
+        return wide.reindex(index=names[0], columns=names[1])
+
+    def _about(self) -> list[str]:
+        """Return what a reader wants to know first, in sentences."""
+        epochs = self.train_metrics_clientapp.values()
+        numbers = ", ".join(f"{name} {x:.4f}" for name, x in self.metrics.items())
+        lines = [f"{len(epochs)} epochs: {numbers}"]
+        if self.stopped:
+            lines.append(f"Stopped: {self.stopped}")
+        leaks = self.leaks.melt(ignore_index=False).reset_index()
+        for _, worst in leaks.nlargest(1, "value").iterrows():
+            where = f"{worst['attack']} at {worst['party']}"
+            lines.append(f"Largest leak: {worst['value']:.3f} ({where})")
+        lines.append(f"Labels: {Guarantee.from_dict(self.label_privacy).sentence}")
+        seconds = sum(cast(float, each.get("seconds", 0.0)) for each in epochs)
+        return [*lines, f"Training time: {seconds:.1f} s"]
+
+    def __repr__(self) -> str:
+        return "\n".join(["VerticalResult", *(f"  {line}" for line in self._about())])
+
+    def _repr_html_(self) -> str:
+        """Show the result in a notebook: metrics by epoch, leaks, the guarantee."""
+        values = self.task == "regression"
+        what, nothing = ("|ρ|", "0") if values else ("leak AUC", "0.5")
+        about = f"Mean {what} over all batches ({nothing}: nothing leaks)"
+        shown = partial(pd.DataFrame.to_html, max_rows=10, border=0, na_rep="")
+        html = [
+            f"<p>{title}</p>{shown(table.rename_axis(columns=None), float_format=form)}"
+            for title, table, form in (
+                ("Metrics by epoch", self.history, "{:.4f}".format),
+                (about, self.leaks, "{:.3f}".format),
+            )
+            if len(table)
+        ]
+        return "".join([*html, *(f"<p>{escape(line)}</p>" for line in self._about())])
 
     def table(self) -> pd.DataFrame:
         """Return the records: metric, party, attack, layer, step, value."""
@@ -223,9 +314,9 @@ class VerticalResult(Result):
         return series
 
     @classmethod
-    def of(cls, state: RunState) -> VerticalResult:
+    def of(cls, state: RunState, task: str) -> VerticalResult:
         """Return the result of a run."""
-        result = cls(records=[*state.records, *state.probed])
+        result = cls(records=[*state.records, *state.probed], task=task)
         result.evaluations, result.stopped = state.evaluate, state.reason
         result.label_privacy = state.label_privacy
         result.label_losses = state.label_losses
@@ -241,7 +332,7 @@ class VerticalResult(Result):
 
 def is_stale(attacks: pd.Series[str]) -> pd.Series[bool]:
     """Return which attacks look at the gradients of many epochs."""
-    return attacks.str.split(":").str[0].eq(STALE)
+    return attacks.astype("str").str.split(":").str[0].eq(STALE)
 
 
 def mean_leaks(
@@ -255,15 +346,16 @@ def mean_leaks(
     found = records[records["metric"].isin(_LEAKS)]
     last = found.groupby([*run, "attack"])["step"].transform("max")
     found = found[~is_stale(found["attack"]) | (found["step"] == last)]
-    kinds = found["metric"].map(_LEAKS)
+    kinds = found["metric"].map(_LEAKS).astype(object)  # also where there are none
     found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
     by = [*run, "attack", "layer", "party", "random"]
     means = found.groupby([*by, "kind"], sort=False)["value"].mean()
     wide = means.unstack("kind", sort=False).reindex(columns=["raw", "flipped"])
     wide = wide.dropna(subset="raw").reset_index()
-    if not isinstance(regression, bool):
-        regression = wide[run[0]].map(regression).eq(True)
-    leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(regression, wide["flipped"])
+    values = pd.Series(regression, wide.index if not run else None)
+    if run:
+        values = wide[run[0]].map(values).eq(True)
+    leak = wide["raw"].clip(lower=1.0 - wide["raw"]).mask(values, wide["flipped"])
     return wide.assign(leak=leak)
 
 

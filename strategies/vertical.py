@@ -256,7 +256,7 @@ class VerticalStrategy(Strategy):
         if not training.state.step:
             choose_label_loss(training)
         training.evaluate_fn = evaluate_fn
-        result = VerticalResult.of(training.run())
+        result = VerticalResult.of(training.run(), training.participants.label.task)
         log(INFO, "Finished in %.2f s", time.time() - started)
         return result
 

@@ -95,7 +95,7 @@ def try_shapes(
 
 def labels_remedy(labels: Tensor, objective: Objective) -> str:
     """Return what to do about labels that an objective refuses."""
-    name, found = type(objective).__name__, labels.unique()
+    name, found = type(objective).__name__, torch.unique(labels)
     classes, known = len(found), getattr(objective, "classes", math.inf)
     if classes > known and torch.equal(found.long().cpu(), torch.arange(classes)):
         return f"Give classes={classes} to {name}, and {classes} outputs to its top"
