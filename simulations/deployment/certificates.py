@@ -1,4 +1,4 @@
-"""Certificates and keys of one deployment on this machine, valid for a day.
+"""Certificates and keys of a deployment to try out.
 
 Between organisations, the server's certificate comes from a real authority and every
 party makes its own key (see the README).
@@ -20,8 +20,6 @@ from cryptography.hazmat.primitives.serialization import (
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
 
-_LIFETIME = timedelta(days=1)
-
 
 @dataclass(frozen=True)
 class ServerFiles:
@@ -32,7 +30,7 @@ class ServerFiles:
     key: Path
 
 
-def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
+def make_server_files(folder: Path, hosts: Sequence[str], days: int = 1) -> ServerFiles:
     """Make an authority and a server certificate; the authority's key is not kept."""
     try:
         import trustme
@@ -40,7 +38,8 @@ def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
         remedy = "trustme: pip install 'flower-vfl[sim]'"
         raise ConfigError(f"a deployment's certificates need {remedy}") from error
     folder.mkdir(parents=True, exist_ok=True)
-    authority, end = trustme.CA(path_length=0), datetime.now(UTC) + _LIFETIME
+    authority = trustme.CA(path_length=0)
+    end = datetime.now(UTC) + timedelta(days=days)
     server = authority.issue_cert(*hosts, common_name=hosts[0], not_after=end)
     files = ServerFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     authority.cert_pem.write_to_path(files.authority)
