@@ -51,7 +51,7 @@ def untrained(records: pd.DataFrame) -> pd.Series[str]:
     ordered = losses.sort_values("epoch").set_index(RUN)["value"]
     first = ordered[~ordered.index.duplicated()].abs().clip(lower=1.0)
     last = ordered[~ordered.index.duplicated(keep="last")]
-    grown = ~np.isfinite(last) | (last > _DIVERGED * first)
+    grown = ~np.isfinite(last) | last.gt(_DIVERGED * first.reindex(last.index))
     why[grown.index[grown]] = "its loss diverged"
     return why
 

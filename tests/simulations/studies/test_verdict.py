@@ -50,6 +50,16 @@ def test_a_run_that_did_not_train(rows: Any, guess: Any, why: str) -> None:
     assert untrained(tables({"a": document})).to_dict() == {"a": why}
 
 
+def test_runs_are_judged_one_by_one() -> None:
+    runs = {
+        "a": _losses(0.7, 0.6) + evaluation_rows(auc=0.9),
+        "b": _losses(0.7, 90.0) + evaluation_rows(auc=0.9),
+        "c": _losses(0.7, 0.6, 0.5) + evaluation_rows(auc=0.5),
+    }
+    found = untrained(tables({k: {"records": columns_of(r)} for k, r in runs.items()}))
+    assert found.to_dict() == {"a": "", "b": DIVERGED, "c": GUESS}
+
+
 def _rows(**methods: Any) -> dict[str, Any]:
     rows = []
     for name, (utility, leak, why) in methods.items():
