@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import altair as alt
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 # Okabe and Ito's palette for all kinds of colour vision; yellow is lost on paper.
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
@@ -27,12 +29,17 @@ SHAPES: tuple[str, ...] = ("circle", "square", "triangle-up", "diamond", "cross"
 SHAPES += ("triangle-down", "triangle-right")
 DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2, 2])
 _DOTTED = [2, 2]
-_LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2, "symbolLimit": 200}
-_LEGEND |= {"labelLimit": 140}
+_LEGEND: dict[str, Any] = {"orient": "bottom", "symbolLimit": 200}
+_SHORT = 20  # characters; longer names stand one below the other in a legend
+# Sizes of the trade-off chart and of a letter, in pixels, and where a label may be: on
+# which side of its point, and how many lines below.
+_WIDTHS, _HEIGHT, _LETTER = (300, 450, 650), 300, 6.2
+_BESIDE = [(side, n) for n in (0, -1, 1, -2, 2, -3, 3) for side in (1, -1)]
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
 TEMPLATES = Path(__file__).with_name("templates")
+Floats = NDArray[np.float64]
 Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
 
 
@@ -92,11 +99,13 @@ class Look:
     def colour(self, field: str = "", legend: Mapping[str, Any] = _LEGEND) -> alt.Color:
         """Return the colour channel; all layers of a chart need the same legend."""
         values = [css(SERIES[n % len(SERIES)]) for n in self.colours]
+        short = max(map(len, self.names), default=0) <= _SHORT
+        size = {"columns": 2 if short else 1, "labelLimit": 140 if short else 280}
         return alt.Color(
             f"{field or self.field}:N",
             title=None,
             scale=self._scale(values),
-            legend=alt.Legend(**{**_LEGEND, **legend}),
+            legend=alt.Legend(**{**_LEGEND, **size, **legend}),
         )
 
     def shape(self) -> alt.Shape:
@@ -177,13 +186,7 @@ def line_chart(
     look = look.only(frame[look.field])
     colour = look.colour() if points else look.colour(legend=_STROKES)
     base = _filtered(frame, look).encode(x=x.x(), y=y.y(), color=colour)
-    layers: list[alt.Chart] = []
-    if reference:
-        ends = alt.Chart(pd.DataFrame(reference, columns=["x", "y"]))
-        dotted = ends.mark_line(
-            color=css("soft"), strokeDash=_DOTTED, strokeWidth=1, clip=True, aria=False
-        )
-        layers.append(dotted.encode(x=x.x(), y=y.y()))
+    layers = _dotted(reference, x, y)
     lines = base.mark_line(strokeWidth=2, clip=True, aria=False)
     if points:  # the shapes tell them apart
         layers += [lines, _points(base).encode(shape=look.shape())]
@@ -194,26 +197,87 @@ def line_chart(
 
 
 def tradeoff_chart(
-    points: pd.DataFrame, stairs: pd.DataFrame, look: Look, title: str
+    points: pd.DataFrame,
+    stairs: pd.DataFrame,
+    look: Look,
+    title: str,
+    x: Axis,
+    y: Axis,
+    *,
+    reference: Sequence[tuple[float, float]] = (),
 ) -> alt.LayerChart:
-    """Return settings by privacy and utility, with a staircase for each curve.
+    """Return settings by leak and utility, with a staircase for each curve.
 
     The column ``first`` of `stairs` holds the setting whose colour the curve has.
     """
-    low = min(0.98, max(-0.02, float(points["y"].min()) - 0.05))
-    x, y = Axis("privacy", (-0.02, 1.02)), Axis("utility", (low, 1.01))
     look = look.only(points["setting"])
     base = _filtered(points, look).encode(x=x.x(), y=y.y(), color=look.colour())
-    steps = _filtered(stairs, look).mark_line(
-        interpolate="step-before", clip=True, aria=False
-    )
     told = [alt.Tooltip("setting:N"), x.tooltip("x"), y.tooltip("y")]
-    told += [alt.Tooltip("quality:N", title="measured"), alt.Tooltip("leaks:N")]
-    layers = [_points(base).encode(shape=look.shape()), _rings(base, told)]
+    layers = _dotted(reference, x, y)
     if len(stairs):
+        steps = _filtered(stairs, look).mark_line(
+            interpolate="step-after", clip=True, aria=False
+        )
         colour = look.colour("first")
-        layers.insert(0, steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
-    return _finished(layers, look, title)
+        layers.append(steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
+    layers.append(_points(base).encode(shape=look.shape()))
+    texts = _filtered(points.assign(**labels_beside(points, x, y)), look).mark_text(
+        align=alt.expr("datum.side < 0 ? 'right' : 'left'"),
+        dx=alt.expr("datum.side * 9"),
+        dy=alt.expr("datum.down"),
+        fontSize=11,
+        color=css("ink"),
+        clip=True,
+        aria=False,
+    )
+    layers.append(texts.encode(x=x.x(), y=y.y(), text="label:N"))
+    told.append(alt.Tooltip("leaks:N"))
+    sized = _finished([*layers, _rings(base, told)], look, title)
+    return sized.properties(height=_HEIGHT)
+
+
+def labels_beside(
+    points: pd.DataFrame,
+    x: Axis,
+    y: Axis,
+    widths: Sequence[float] = _WIDTHS,
+    height: float = _HEIGHT,
+    letter: float = _LETTER,
+) -> dict[str, list[Any]]:
+    """Return label, side and offset of each point, without overlaps at any width.
+
+    A point that has no room beside it has no label; the legend names it still.
+    """
+    assert x.domain and y.domain
+    (left, right), (low, high), line = x.domain, y.domain, 2 * letter
+    across = np.outer((points["x"] - left) / (right - left), widths)
+    down = (high - points["y"].to_numpy()) / (high - low) * height
+    taken = [_box(a - 10, a + 10, d, 6) for a, d in zip(across, down, strict=True)]
+    found: dict[str, list[Any]] = {"label": [], "side": [], "down": []}
+    for own, name in enumerate(points["setting"]):
+        a, d = across[own], down[own]
+        size, free = letter * len(name), ("", 1, 0.0)
+        for side, offset in _BESIDE:
+            start = a + 9 * side - (size if side < 0 else 0)
+            box = _box(start, start + size, d + offset * line, line / 2)
+            inside = (box[:2] >= 0).all() and (box[2] <= widths).all()
+            inside = inside and (box[3] <= height).all()
+            if inside and not any(
+                n != own and ((box[:2] < b[2:]) & (b[:2] < box[2:])).all(axis=0).any()
+                for n, b in enumerate(taken)
+            ):
+                taken.append(box)
+                free = name, side, offset * line
+                break
+        for column, value in zip(found, free, strict=True):
+            found[column].append(value)
+    return found
+
+
+def _box(start: Floats, end: Floats, middle: float, half: float) -> Floats:
+    """Return left, top, right and bottom of a box, for each width of a chart."""
+    top, bottom = np.full_like(start, middle - half), np.full_like(start, middle + half)
+    return np.stack([start, top, end, bottom])
 
 
 def scatter_chart(
@@ -255,6 +319,14 @@ def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
     ).encode(x=alt.X("x:Q", title=title))
     layered = alt.LayerChart(layer=[bars, spread]).add_params(_hidden())
     return _sized(layered, title, alt.Step(34))
+
+
+def _dotted(ends: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[alt.Chart]:
+    """Return a dotted line, if it has ends."""
+    line = alt.Chart(pd.DataFrame(ends, columns=["x", "y"])).mark_line(
+        color=css("soft"), strokeDash=_DOTTED, strokeWidth=1, clip=True, aria=False
+    )
+    return [line.encode(x=x.x(), y=y.y())] if ends else []
 
 
 def _hidden() -> alt.Parameter:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,11 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.meter import FLIPPED, LEAK
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
-from flower_vfl.simulations.results import PRIVACY, RUN, load_result, tables
+from flower_vfl.simulations.printing import metric_name
+from flower_vfl.simulations.results import ALONE, PRIVACY, RUN, load_result, tables
 from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study
+from flower_vfl.simulations.studies.verdict import comparison, untrained, verdict
 
 from .charts import Look
 
@@ -78,6 +81,18 @@ class Report:
         return run_metrics.main_metric(self.records)
 
     @property
+    def metric_name(self) -> str:
+        """The main metric for a reader."""
+        return metric_name(self.metric) or "utility"
+
+    @property
+    def alone(self) -> float | None:
+        """What the label party reaches without the others, if it was measured."""
+        own = self.records[self.records["split"] == ALONE]
+        own = own[own["metric"].isin(self.utility["metric"])]
+        return float(own["value"].mean()) if len(own) else None
+
+    @property
     def evaluations(self) -> pd.DataFrame:
         """The main metric of the runs after each epoch that was evaluated."""
         rows = self.records.query("step > 0 and party == ''")
@@ -93,11 +108,26 @@ class Report:
         """Leak of every run, attack, party and coalition at the cut layer."""
         return run_metrics.leaks(self.records).query("layer == '' and not random")
 
-    @property
+    @cached_property
     def leak_steps(self) -> pd.DataFrame:
-        """Leak of every attack at the cut layer, step by step."""
+        """Leak of every attack at the cut layer, step by step.
+
+        Where the mean of a run is below 0.5, all its values are ``mirrored`` (1 − AUC),
+        so that the mean of a curve is the leak of the tables.
+        """
         rows = self.records[self.records["layer"] == ""]
-        return rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
+        rows = rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
+        means = rows.groupby([RUN, "attack", "party"])["value"].transform("mean")
+        mirrored = means < self.chance
+        value = rows["value"].mask(mirrored, 1.0 - rows["value"])
+        return rows.assign(value=value, mirrored=mirrored)
+
+    @cached_property
+    def verdict(self) -> list[str]:
+        """What the study amounts to, in sentences."""
+        if self.study is None or DEFENSE not in self.study.varied:
+            return []
+        return list(verdict(comparison(self.study)))
 
     @property
     def chance(self) -> float:
@@ -187,10 +217,12 @@ def _tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each run, and everything that the runs have measured."""
     configs = {key: document["config"] for key, document in documents.items()}
+    methods = {k: str(labels[k].get(DEFENSE, _method(configs[k]))) for k in configs}
+    short = short_names(methods.values())
     rows = {
         key: {
-            "setting": _setting(labels[key], config),
-            "family": _family(str(labels[key].get(DEFENSE, _method(config)))),
+            "setting": _setting(labels[key], short[methods[key]]),
+            "family": _family(short[methods[key]]),
             "data": _data(config, list(configs.values())),
             "workers": int(documents[key].get("workers", 1)),
             "promised": Guarantee.from_dict(documents[key].get(PRIVACY)),
@@ -203,7 +235,12 @@ def _tables(
         milliseconds=run_metrics.whole_run(records, "seconds_step") * 1e3,
         kilobytes=run_metrics.whole_run(records, "bytes_step") / 1e3,
         megabytes=run_metrics.whole_run(records, "memory_peak") / 1e6,
+        untrained=untrained(records),
     )
+    failed = runs["untrained"].ne("").groupby(runs["setting"]).agg(["sum", "size"])
+    for setting, (lost, size) in failed[failed["sum"] > 0].iterrows():
+        mark = "did not train" if lost == size else f"{lost} of {size} did not train"
+        runs = runs.replace({"setting": {setting: f"{setting} ({mark})"}})
     return runs, records.assign(setting=records[RUN].map(runs["setting"]))
 
 
@@ -228,15 +265,23 @@ def _method(config: Mapping[str, Any]) -> str:
     return " + ".join(part for part in (objective, defense) if part) or PLAIN
 
 
-def _setting(labels: Mapping[str, str], config: Mapping[str, Any]) -> str:
+def short_names(methods: Iterable[str]) -> dict[str, str]:
+    """Return methods without settings beside them, where their names still differ."""
+    plain = {text: re.sub(r"\b(?:objective|preset)=", "", text) for text in methods}
+    bare = {t: re.sub(r" \+ [\w-]+=[^\s+]*", "", own) for t, own in plain.items()}
+    known = Counter(bare.values())
+    return {t: name if known[name] == 1 else plain[t] for t, name in bare.items()}
+
+
+def _setting(labels: Mapping[str, str], method: str) -> str:
     """Return what runs have in common that differ in their seed only."""
     words = []
     for label, value in labels.items():
         if label == DEFENSE:
-            words.append(PLAIN if value in ("", "none") else str(value))
+            words.append(PLAIN if method in ("", "none") else method)
         elif label != SEED:
             words.append(f"{label.removeprefix(f'{labels.get(DEFENSE)}.')}={value}")
-    return ", ".join(words) or _method(config)
+    return ", ".join(words) or method
 
 
 def _family(defense: str) -> str:

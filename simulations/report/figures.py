@@ -19,7 +19,6 @@ from flower_vfl.leakage.attacks import adaptive_calibration_error
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations import capture as kept
 from flower_vfl.simulations.capture import Arrays
-from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies.tradeoff import tradeoff_points
 
@@ -45,19 +44,31 @@ Picture = tuple[str, pd.DataFrame, Axis, Axis]
 
 
 def tradeoff_figures(report: Report) -> list[Figure]:
-    """Return how much utility each defense leaves at how much privacy."""
+    """Return how much utility each defense leaves at how much leakage."""
     points = setting_points(report)
     if points.empty:
         return []
     several = points[points.duplicated("curve", keep=False)]
     curves = [stairs(own) for _, own in several.groupby("curve", sort=False)]
     joined = pd.concat(curves) if curves else several
-    chart = tradeoff_chart(points, joined, report.look, "Privacy against utility")
-    return [Figure("tradeoff", chart, "Right and up is better")]
+    x = Axis(f"largest {report.leak_name}", (report.chance - 0.02, 1.02))
+    margin = max(0.01, 0.08 * (points["y"].max() - points["y"].min()))
+    y = Axis(report.metric_name, padded(points["y"], margin))
+    # The chance of a model is that of an attack, but for the accuracy.
+    guess = [] if report.metric.endswith("accuracy") else [report.chance]
+    ends = [(end, level) for level in guess for end in x.domain or ()]
+    title = "Leakage against utility"
+    chart = tradeoff_chart(points, joined, report.look, title, x, y, reference=ends)
+    return [Figure("tradeoff", chart, "Upper left is better")]
+
+
+def padded(values: pd.Series[float], margin: float) -> tuple[float, float]:
+    """Return the range of values, a little wider."""
+    return float(values.min()) - margin, float(values.max()) + margin
 
 
 def setting_points(report: Report) -> pd.DataFrame:
-    """Return privacy and utility of each setting, and the curve that it belongs to."""
+    """Return leak and utility of each setting, and the curve that it belongs to."""
     points = tradeoff_points(report.records, report.runs["setting"])
     if points.empty:
         return points
@@ -66,17 +77,19 @@ def setting_points(report: Report) -> pd.DataFrame:
     means = points["leaks"].map(
         lambda leaks: ", ".join(f"{name} {leak:.3f}" for name, leak in leaks.items())
     )
-    names = points["name"].map(metric_name)
-    quality = names + points["utility"].map(" {:.3f}".format)
-    points = points.assign(curve=own["family"] + marks, quality=quality, leaks=means)
+    largest = points["leaks"].map(lambda leaks: max(leaks.values()))
+    points = points.rename(columns={"x": "privacy", "y": "usefulness"})
+    points = points.assign(
+        curve=own["family"] + marks, x=largest, y=points["utility"], leaks=means
+    )
     return points.rename_axis("setting").reset_index()
 
 
 def stairs(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the points that no other one beats, by growing privacy from 0 on."""
-    falling = points.sort_values(["x", "y"], ascending=False)
-    best = falling[falling["y"] > falling["y"].cummax().shift(fill_value=-1.0)][::-1]
-    corners = pd.concat([best.iloc[:1].assign(x=0.0), best])
+    """Return the points that no other one beats, by growing leak up to 1."""
+    rising = points.sort_values(["x", "y"], ascending=[True, False])
+    best = rising[rising["y"] > rising["y"].cummax().shift(fill_value=-np.inf)]
+    corners = pd.concat([best, best.iloc[-1:].assign(x=1.0)])
     return corners.assign(first=points["setting"].iloc[0])
 
 
@@ -93,6 +106,8 @@ def leak_figures(report: Report) -> list[Figure]:
             ends = [(end, report.chance) for end in x.domain or ()]
             caption = f"{attack} attack on {short_party(party)}"
             chart = line_chart(frame, report.look, caption, x, y, reference=ends)
+            mirrored = ", ".join(rows["setting"][rows["mirrored"]].unique())
+            caption += f"; mirrored: {mirrored}" if mirrored else ""
             name = f"leak-{attack}-{short_party(party)}"
             figures.append(Figure(name, chart, caption, attack=attack, party=party))
     return figures
@@ -129,9 +144,11 @@ def utility_figures(report: Report) -> list[Figure]:
     """Return the main metric over the epochs."""
     if report.evaluations.empty:
         return []
-    frame, name = binned(report.evaluations, "epoch"), metric_name(report.metric)
+    frame, name = binned(report.evaluations, "epoch"), report.metric_name
     x, y = _counted("epoch", frame), Axis(name)
-    chart = line_chart(frame, report.look, "Utility over the epochs", x, y)
+    ends = [(end, report.alone) for end in x.domain or () if report.alone is not None]
+    title = "Utility during training"
+    chart = line_chart(frame, report.look, title, x, y, reference=ends)
     return [Figure("utility", chart, f"{name}, mean over seeds")]
 
 
@@ -179,7 +196,7 @@ def varied_figures(report: Report) -> list[Figure]:
 
 def _along(report: Report) -> dict[str, pd.Series[float]]:
     """Return what is shown along a setting: one number for each run."""
-    found = {metric_name(report.metric): report.utility["value"]}
+    found = {report.metric_name: report.utility["value"]}
     for attack, own in report.leaks.groupby("attack", sort=False):
         single = own[~own["coalition"]].groupby(RUN)["leak"]
         joint = own[own["coalition"]].groupby(RUN)["leak"]
@@ -332,19 +349,18 @@ def calibrations(report: Report) -> tuple[list[Figure], list[Table]]:
     if not found:
         return [], []
     curves = [curve.assign(setting=name) for name, (curve, *_) in found.items()]
+    frame = pd.concat(curves).round(4)
+    values = pd.concat([frame["x"], frame["y"]])
+    reach = padded(values, 0.04 * (values.max() - values.min()) + 0.001)
+    x, y = Axis("predicted probability", reach), Axis("observed frequency", reach)
+    ends = [(end, end) for end in reach]
     chart = line_chart(
-        pd.concat(curves).round(4),
-        report.look,
-        "Calibration",
-        Axis("predicted probability", (-0.03, 1.03)),
-        Axis("share that came true", (-0.03, 1.03)),
-        points=True,
-        reference=[(0.0, 0.0), (1.0, 1.0)],
+        frame, report.look, "Calibration", x, y, points=True, reference=ends
     )
     table = calibration_table(
         {n: (error, rows) for n, (_, error, rows) in found.items()}
     )
-    return [Figure("calibration", chart, "Dotted: well calibrated")], [table]
+    return [Figure("calibration", chart, "Dotted line: perfect calibration")], [table]
 
 
 def calibration(captures: Sequence[Arrays]) -> tuple[pd.DataFrame, float, int] | None:

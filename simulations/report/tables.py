@@ -12,7 +12,6 @@ import pandas as pd
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND, cells_of, measured
-from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.study import Study
@@ -45,7 +44,7 @@ def average(values: pd.Series[float]) -> Cell:
     """Return mean and, of several values, standard deviation as a cell."""
     text, mean = number(float(values.mean()))
     sd = float(values.std())
-    return (text if isnan(sd) else f"{text} ± {sd:.3f}"), mean
+    return (text if isnan(sd) else f"{text}\n±{sd:.3f}"), mean
 
 
 def summary_table(report: Report) -> Table:
@@ -65,15 +64,16 @@ def summary_table(report: Report) -> Table:
     plain = report.settings[report.settings["family"] == PLAIN]
     base = dict(zip(plain["data"], times[plain.index], strict=True))
     timed = bool(base) and defenses
-    heads = ["defense" if defenses else "run", "seeds"]
-    heads += [metric_name(report.metric) or "utility"]
-    heads += ["worst", "best"] if several else []
+    heads = ["defense" if defenses else "run", "seeds", report.metric_name]
+    heads[2] += ", worst–best" if several else ""
     heads += [*columns, "ms per step", *(["time ratio"] if timed else [])]
     rows = []
     for setting, own in report.by_setting():
         values = utility.reindex(own.index)
-        row: list[Cell] = [(setting, None), number(len(own), 0), average(values)]
-        row += [number(values.min()), number(values.max())] if several else []
+        text, mean = number(values.mean())
+        text += f"\n{values.min():.3f}–{values.max():.3f}" if len(own) > 1 else ""
+        text += "".join(f"\n{why}" for why in own["untrained"].unique() if why)
+        row: list[Cell] = [(setting, None), number(len(own), 0), (text, mean)]
         row += [average(found.reindex(own.index)) for found in columns.values()]
         row.append(number(times[setting], 2))
         if timed:
@@ -87,7 +87,9 @@ def area_table(points: pd.DataFrame) -> Table:
     """Return the area under the trade-off of each defense."""
     rows = []
     for name, own in points.groupby("curve", sort=False):
-        size = area(list(own[["x", "y"]].itertuples(index=False, name=None)))
+        size = area(
+            list(own[["privacy", "usefulness"]].itertuples(index=False, name=None))
+        )
         rows.append((size, str(name), list(own["setting"])))
     rows.sort(key=lambda row: -row[0])
     cells = [[(n, None), number(size), number(len(own), 0)] for size, n, own in rows]

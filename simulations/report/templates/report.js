@@ -59,6 +59,8 @@
     }
     filter();
   });
+  // Links to sections must not end under the bar.
+  new ResizeObserver(() => { document.documentElement.style.scrollPaddingTop = `${form.offsetHeight}px`; }).observe(form);
   form.addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("all").addEventListener("click", () => {
     for (const box of boxes) box.checked = true;

@@ -16,6 +16,7 @@ from flower_vfl.simulations.report.charts import (
     Look,
     bar_chart,
     css,
+    labels_beside,
     line_chart,
     scatter_chart,
     theme,
@@ -35,7 +36,7 @@ X, Y = Axis("step", whole=True), Axis("leak AUC", (0.4, 1.0))
 CHARTS = {
     "lines": line_chart(LINES, LOOK, "lines", X, Y, reference=[(1, 0.5), (2, 0.5)]),
     "points": line_chart(LINES, LOOK, "points", Axis("n", log=True), Y, points=True),
-    "tradeoff": tradeoff_chart(POINTS, POINTS, LOOK, "tradeoff"),
+    "tradeoff": tradeoff_chart(POINTS, POINTS, LOOK, "tradeoff", Axis("", (0, 3)), Y),
     "scatter": scatter_chart(
         CLASSES, Look("class", NAMES, [0, 1], [0, 1]), "scatter", X, Y
     ),
@@ -61,6 +62,40 @@ def test_pictures_have_colours_instead_of_variables() -> None:
     assert css("s1") in str(spec)
     assert "var(" not in str(with_colours([spec, theme()], COLOURS))
     assert COLOURS["s1"] in str(with_colours(spec, COLOURS))
+
+
+def test_labels_beside_points_by_hand() -> None:
+    # Two points 3 pixels apart: one label to the right of its point, the other to the
+    # left or in another line; the point at the right edge has its label on the left.
+    places = [(0.5, 0.5), (0.51, 0.5), (0.99, 0.9)]
+    points = pd.DataFrame(places, columns=["x", "y"]).assign(setting=["a", "bb", "ccc"])
+    x, y = Axis("leak", (0.0, 1.0)), Axis("AUC", (0.0, 1.0))
+    found = labels_beside(points, x, y, (300,), 300, 6)
+    assert found["label"] == ["a", "bb", "ccc"]
+    assert found["side"][0] == -1 and found["down"][0] == 0  # bb is on its right
+    assert (found["side"][1], found["down"][1]) == (1, 0)
+    assert found["side"][2] == -1
+    # 300 names at one place do not all have room, and none lies on another
+    many = pd.concat([points[:1]] * 30).assign(setting="marvell:s=4")
+    assert 0 < sum(label != "" for label in labels_beside(many, x, y)["label"]) < 30
+
+
+def test_labels_do_not_meet_on_a_wider_chart() -> None:
+    # At 300 pixels "left" would end before "right" begins, at 650 they would meet.
+    points = pd.DataFrame(
+        {"x": [0.40, 0.55], "y": 0.5, "setting": ["l" * 20, "r" * 20]}
+    )
+    x, y = Axis("leak", (0.0, 1.0)), Axis("AUC", (0.0, 1.0))
+    found = labels_beside(points, x, y)
+    for width in (300, 350, 400, 450, 500, 550, 600, 650):
+        spans = []
+        for place, side, down in zip(
+            points["x"], found["side"], found["down"], strict=True
+        ):
+            start = width * place + side * 9 - (20 * 6.2 if side < 0 else 0)
+            spans.append((start, start + 20 * 6.2, down))
+        (a, b, one), (c, d, other) = spans
+        assert one != other or b <= c or d <= a
 
 
 def _contrast(one: str, other: str) -> float:

@@ -6,19 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flower_vfl.simulations.report.data import short_party
+from flower_vfl.simulations.report.data import short_names, short_party
 from flower_vfl.simulations.report.figures import binned, calibration, stairs
 from flower_vfl.simulations.studies.tradeoff import area
 
 
 def test_stairs_by_hand() -> None:
-    # (0.5, 0.6) is beaten by (0.6, 0.8)
-    places = [(0.2, 0.9), (0.5, 0.6), (0.6, 0.8), (1.0, 0.1)]
+    # a leak of 0.75 for a utility of 0.6 is beaten by 0.7 for 0.8
+    places = [(0.9, 0.9), (0.75, 0.6), (0.7, 0.8), (0.5, 0.1)]
     found = stairs(pd.DataFrame(places, columns=["x", "y"]).assign(setting="a"))
     corners = list(found[["x", "y"]].itertuples(index=False, name=None))
-    assert corners == [(0.0, 0.9), (0.2, 0.9), (0.6, 0.8), (1.0, 0.1)]
-    steps = np.diff(found["x"]) * found["y"].to_numpy()[1:]
-    assert steps.sum() == pytest.approx(area(places))
+    assert corners == [(0.5, 0.1), (0.7, 0.8), (0.9, 0.9), (1.0, 0.9)]
+    steps = 2 * np.diff(found["x"]) * found["y"].to_numpy()[:-1]
+    assert steps.sum() == pytest.approx(area([(2 * (1 - x), y) for x, y in places]))
 
 
 def test_means_over_steps_by_hand() -> None:
@@ -50,6 +50,18 @@ def test_calibration_by_hand() -> None:
     order = np.argsort(predictions).reshape(10, 100)
     np.testing.assert_allclose(curve["x"], predictions[order].mean(axis=1))
     np.testing.assert_allclose(curve["y"], labels[order].mean(axis=1))
+
+
+def test_short_names_of_methods() -> None:
+    gafm = "objective=gafm + width=1 + aggregation=mean"
+    assert short_names(["none", gafm, "preset=ladsg", "iso:t=4"]) == {
+        **{"none": "none", gafm: "gafm", "preset=ladsg": "ladsg", "iso:t=4": "iso:t=4"}
+    }
+    two = ["objective=gafm + width=1", "objective=gafm + width=2"]
+    assert list(short_names(two).values()) == ["gafm + width=1", "gafm + width=2"]
+    assert short_names(["objective=gafm + marvell:s=4"]).popitem()[1] == (
+        "gafm + marvell:s=4"
+    )
 
 
 def test_names_of_coalitions() -> None:
