@@ -21,7 +21,7 @@ def passive(context: Context) -> PassiveParty:
 
 def label(context: Context) -> LabelParty:
     """Make the label party at its node."""
-    top = top_model(int(context.run_config["parties"]) - 1)
+    top = top_model(int(context.run_config["parties"]))
     labels = load_labels(context)
     return LabelParty(labels, CrossEntropy(top), build_defense=build_defense)
 

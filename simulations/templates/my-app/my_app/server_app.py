@@ -15,7 +15,7 @@ def train(grid: Grid, context: Context) -> VerticalResult:
     strategy = VerticalStrategy(
         batch_size=int(config["batch-size"]),
         learning_rate=float(config["learning-rate"]),
-        parties=int(config["parties"]),
+        parties=int(config["parties"]) + 1,  # and the label party
         defense=Defense(str(config["defense"]), at="label"),
         leakage=Leakage(),
     )

@@ -15,7 +15,7 @@ def test_the_app_trains() -> None:
     """Three epochs are enough to beat a guess by far."""
     app = tomllib.loads(SETTINGS.read_text())["tool"]["flwr"]["app"]
     config = {**app["config"], "epochs": 3}
-    nodes = int(config["parties"])
+    nodes = int(config["parties"]) + 1
     with InProcessGrid(client_app.app, nodes=nodes, run_config=config) as grid:
         context = Context(0, 0, {}, RecordDict(), config)
         result = server_app.train(grid, context)
