@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from flower_vfl.simulations.studies.run_metrics import (
     utilities,
 )
 from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.target import find_settings
 from flower_vfl.simulations.studies.trials import (
     Trial,
     check_trials,
@@ -49,13 +51,9 @@ from .options import (
 
 _TRANSFORMS = ("none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1")
 DEFAULTS: dict[Task, tuple[str, ...]] = {
-    "binary": (
-        *_TRANSFORMS,
-        "objective=gafm + width=1 + aggregation=mean",
-        "preset=ladsg",
-    ),
-    "multiclass": (*_TRANSFORMS, "preset=ladsg"),
-    "regression": ("none", "max-norm", "iso:t=4", "objective=gafm-original"),
+    "binary": (*_TRANSFORMS, "gafm", "ladsg"),
+    "multiclass": (*_TRANSFORMS, "ladsg"),
+    "regression": ("none", "max-norm", "iso:t=4", "gafm-original"),
 }
 Row = Mapping[str, Any]
 _COLUMNS = 4  # attacks side by side, so that 80 characters are enough
@@ -70,9 +68,9 @@ def compare(
     defenses: Annotated[
         list[str] | None,
         option(
-            "What to compare; once for each. A defense as for 'run', or "
-            "objective=gafm:delta=0.05, or preset=ladsg, or parts and other settings "
-            f"together: 'objective=gafm + marvell:s=4'. '{VANILLA}' is always there.",
+            "A method to compare; repeatable. A defense as for 'run', a preset or an "
+            "objective (gafm, ladsg), or several parts and other settings joined by a "
+            f"plus sign: 'gafm + marvell:s=4'. '{VANILLA}' is always included.",
             "--defense",
             panel=DEFENSE,
         ),
@@ -80,6 +78,14 @@ def compare(
     seeds: Annotated[
         str, option("How many, from --seed on; or which ones: 0,5,7.")
     ] = "3",
+    target_leak: Annotated[
+        float,
+        option(
+            "Find for each defense the weakest setting that keeps the largest leak at "
+            "or below this, and rank them by utility; 0: compare as given.",
+            panel=DEFENSE,
+        ),
+    ] = 0.0,
     engine: Engine = "in-process",
     workers: Workers = 1,
     ray_address: RayAddress = "",
@@ -92,27 +98,67 @@ def compare(
 
     For example:
     flower-vfl compare --dataset digits --seeds 5
-    flower-vfl compare --defense marvell:auc=0.65 --defense preset=ladsg
+    flower-vfl compare --defense marvell:auc=0.65 --defense ladsg
     """
     if not config.attack:
         config = replace(config, attack=default_attacks(config))
-    methods = methods_of(defenses or _of_file(context), task_of(config))
-    trials = compare_trials(config, methods, seeds_of(seeds, config.seed), engine)
-    check_trials(trials)
+    task, chosen = task_of(config), seeds_of(seeds, config.seed)
+    methods = methods_of(defenses or _of_file(context), task, bool(target_leak))
     source = source_of(config)
-    study = run_study(
-        out or Path("runs") / f"compare-{source}",
-        "compare",
-        f"{source}: {len(methods)} methods",
-        trials,
-        workers=workers,
-        ray_address=ray_address,
-        gpus=gpus,
-        bar=not as_json,
-    )
-    found = comparison(study)
-    found["verdict"] = list(verdict(found))
+
+    def run(methods: Sequence[Method], all_seeds: bool) -> Study:
+        return run_study(
+            out or Path("runs") / f"compare-{source}",
+            "compare",
+            f"{source}: {len(methods)} methods",
+            compare_trials(
+                config, methods, chosen if all_seeds else chosen[:1], engine
+            ),
+            workers=workers,
+            ray_address=ray_address,
+            gpus=gpus,
+            bar=not as_json,
+        )
+
+    check_trials(compare_trials(config, methods, chosen, engine))
+    if not target_leak:
+        study = run(methods, True)
+        found = comparison(study)
+        found["verdict"] = list(verdict(found))
+    else:
+        study, found = _search(methods, target_leak, task, run)
     finish(study, found, as_json, partial(_show, study, found, markdown))
+
+
+def _search(
+    methods: Sequence[Method], target: float, task: Task, run: Callable[..., Study]
+) -> tuple[Study, dict[str, Any]]:
+    """Find settings that keep a target; return the study of them and their table."""
+    least = 0.0 if task == "regression" else 0.5
+    if not least < target < 1.0:
+        raise ConfigError(f"--target-leak must be from {least:g} to 1, got {target:g}")
+    studies: list[Study] = []
+
+    def measure(asked: Sequence[Method], all_seeds: bool) -> dict[str, float]:
+        studies.append(run(asked, all_seeds))
+        rows = comparison(studies[-1])["rows"]
+        return {row["defense"]: row.get("largest_leak", math.inf) for row in rows}
+
+    searches = find_settings(methods, target, measure)
+    study = studies[-1]
+    study.extra = {"target_leak": target}
+    study.extra["tried"] = {each.method.text: each.tried for each in searches}
+    study.save()
+    found = comparison(study) | study.extra
+    found["rows"].sort(key=lambda row: _rank(row, target))
+    found["verdict"] = list(verdict(found, target))
+    return study, found
+
+
+def _rank(row: Row, target: float) -> tuple[bool, bool, float]:
+    """Sort by utility, after vanilla and before what leaks more or did not train."""
+    bad = row["untrained"] != "" or row.get("largest_leak", math.inf) > target
+    return row["defense"] != VANILLA, bad, -row["utility"]["mean"]
 
 
 def _of_file(context: typer.Context) -> list[str]:
@@ -123,13 +169,18 @@ def _of_file(context: typer.Context) -> list[str]:
     return [" + ".join(parts)] if parts else []
 
 
-def methods_of(texts: Sequence[str], task: Task) -> list[Method]:
-    """Return what is compared, vanilla first."""
+def methods_of(
+    texts: Sequence[str], task: Task, with_privacy: bool = False
+) -> list[Method]:
+    """Return what is compared, vanilla first; by default perhaps private labels too."""
     if not texts:
         fitting = [n for n in added("OBJECTIVES", 1) if task in OBJECTIVES[n][1]]
         own = [f"objective={name}" for name in fitting]
         own += [f"preset={name}" for name in added("PRESETS")]
-        texts = [*DEFAULTS[task], *added("DEFENSES"), *own]
+        private = (
+            ["label_dp=epsilon=1"] if with_privacy and task != "regression" else []
+        )
+        texts = [*DEFAULTS[task], *private, *added("DEFENSES"), *own]
     return [parse_method(text) for text in dict.fromkeys([VANILLA, *texts])]
 
 
@@ -240,5 +291,9 @@ def _show(study: Study, document: dict[str, Any], markdown: bool) -> None:
         return
     console.print(*screen_tables(document))
     console.print(legend(study, document))
+    for method, tried in document.get("tried", {}).items():
+        if len(tried) > 1:
+            listed = ", ".join(f"{text} {leak:.2f}" for text, leak in tried.items())
+            console.print(f"tried for {method}: {listed}", markup=False)
     for sentence in document["verdict"]:
         console.print(sentence, style="bold", markup=False)

@@ -183,11 +183,11 @@ def _settings(
         if values.get(name):
             values[name] = str(Path(values[name]).resolve())
     if preset_name:
-        if values["defense"] or values["objective"] != defaults.objective:
-            raise ConfigError(
-                "--preset replaces --objective and --defense: give it alone"
-            )
-        values |= preset(preset_name)
+        chosen = preset(preset_name)
+        for name in ("defense", "objective"):
+            if name in chosen and values[name] != getattr(defaults, name):
+                raise ConfigError(f"--preset {preset_name} replaces --{name}")
+        values |= chosen
     # every command with these options is a simulation
     return RunConfig(**{**vars(defaults), **values, "reproducible_noise": True})
 

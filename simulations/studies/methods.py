@@ -1,10 +1,10 @@
 """What a study compares: a defense, an objective, a preset, or several together.
 
-``marvell:s=4`` is a defense. ``objective=gafm:delta=0.05`` is an objective without a
-defense. ``preset=ladsg`` is a preset. Parts that belong together are joined by a plus
-sign with spaces around it: ``objective=gafm + marvell:s=4``. A part may also be any
-other setting of a run: ``objective=gafm + width=1``. ``none`` is vanilla split
-learning.
+``marvell:s=4`` is a defense, ``ladsg`` and ``gafm:delta=0.05`` are presets, and
+``kdk`` is an objective; ``preset=`` and ``objective=`` in front say which is meant.
+Parts that belong together are joined by a plus sign with spaces around it: ``gafm +
+marvell:s=4``. A part may also be any other setting of a run: ``iso + width=4``.
+``none`` is vanilla split learning.
 """
 
 import re
@@ -81,18 +81,30 @@ def parse_method(text: str) -> Method:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         name = name.replace("-", "_")
         if not (equals and (name in _FIELDS or name == _PRESET)):
-            name, value = "defense", part.strip()
+            name, value = _kind(part), part.strip()
         name = _canonical(name)
         if not value:
             raise ConfigError(f"'{text}': '{part}' has no value")
         if name in settings:
             raise ConfigError(f"'{text}' gives the {name} twice")
         settings[name] = value
-    if _PRESET in settings and {"defense", "objective"} & set(settings):
+    own = preset(settings[_PRESET]) if _PRESET in settings else {}
+    if given := set(own) & set(settings) & set(SPECS):
         raise ConfigError(
-            f"'{text}': a preset stands for an objective and a defense: give it alone"
+            f"'{text}': the preset has a {min(given)} of its own; give only one of them"
         )
     return Method(text.strip(), settings)
+
+
+def _kind(text: str) -> str:
+    """Return which setting a part without one is for: a defense, if it may be one."""
+    name = text.partition(":")[0].strip()
+    if full_name(name) in DEFENSES:
+        return "defense"
+    kinds: dict[str, Iterable[str]] = {_PRESET: PRESETS, "objective": OBJECTIVES}
+    return next(
+        (kind for kind, known in kinds.items() if name in set(known)), "defense"
+    )
 
 
 def setting_name(name: str) -> str:

@@ -58,6 +58,11 @@ TINY = ("--limit", "120", "--epochs", "1")
             {"test_fraction": 0.5} | {"leak_baseline": True},
         ),
         ("preset=ladsg:detect=false", preset("ladsg:detect=false")),
+        ("ladsg:detect=false", preset("ladsg:detect=false")),
+        ("gafm", preset("gafm")),
+        ("gafm + marvell:s=4", {**preset("gafm"), "defense": "marvell:s=4"}),
+        ("gafm + width=3", {**preset("gafm"), "width": 3}),
+        ("kdk:k=3", {"objective": "kdk:k=3"}),
     ],
 )
 def test_a_method_is_a_few_settings(text: str, changed: dict[str, Any]) -> None:
@@ -69,7 +74,7 @@ def test_a_method_is_a_few_settings(text: str, changed: dict[str, Any]) -> None:
     [
         ("iso + marvell", "gives the defense twice"),
         ("objective=", "has no value"),
-        ("preset=ladsg + iso", "give it alone"),
+        ("preset=ladsg + iso", "has a defense of its own"),
         ("iso + width=two", "width must be an integer, got 'two'"),
         ("iso + leak_layers=yes", "true or false"),
         ("preset=nothing", "known: gafm, ladsg"),
