@@ -139,8 +139,10 @@ class Mlflow:
     ----------
     uri : str (default: "")
         Tracking server, database or folder; empty uses MLflow's own setting.
-    experiment, name : str (default: "flower-vfl", "")
-        Names of the experiment, created if needed, and of the run; empty: MLflow's.
+    experiment : str (default: "flower-vfl")
+        Name of the experiment, created if needed.
+    name : str (default: "")
+        Name of the run; empty: dataset, method and seed.
 
     Examples
     --------
@@ -171,7 +173,8 @@ class Mlflow:
         found = self._client.get_experiment_by_name(self.experiment)
         number = found.experiment_id if found else None
         number = number or self._client.create_experiment(self.experiment)
-        run = self._client.create_run(number, run_name=self.name or None)
+        name = self.name or _run_name(settings)
+        run = self._client.create_run(number, run_name=name)
         self.run_id = run.info.run_id
         params = [Param(k, str(v)[:_LONGEST_VALUE]) for k, v in settings.items()]
         for start in range(0, len(params), 100):
@@ -274,6 +277,17 @@ def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
     }
     known |= {"defense": strategy.defense.name, **strategy.notes}
     return {name: str(value) for name, value in known.items()}
+
+
+def _run_name(settings: Mapping[str, Any]) -> str:
+    """Return dataset, method and seed of a run, as far as they are known."""
+    known = {name: str(value) for name, value in settings.items()}
+    data = Path(known.get("label-party", "")).stem or known.get("dataset")
+    objective, defense = known.get("objective"), known.get("defense")
+    methods = [m for m in (objective, defense) if m not in (None, "", "auto", "none")]
+    seed = f"seed {known['seed']}" if "seed" in known else ""
+    method = " + ".join(methods) or "no defense"
+    return ", ".join(part for part in (data, method, seed) if part)
 
 
 def _cell(value: object) -> str:

@@ -101,6 +101,34 @@ def test_mlflow_has_every_step_epoch_and_setting(tmp_path: Path) -> None:
     assert found.data.metrics["epoch/test_accuracy"] == pytest.approx(last)
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "no defense"),
+        ({"seed": 3, "defense": "marvell:s=4"}, "marvell:s=4, seed 3"),
+        (
+            {"dataset": "spambase", "objective": "auto", "defense": "none", "seed": 0},
+            "spambase, no defense, seed 0",
+        ),
+        (
+            {"dataset": "x", "label-party": "data/bank.csv", "objective": "gafm"}
+            | {"defense": "iso:t=4", "seed": 1},
+            "bank, gafm + iso:t=4, seed 1",
+        ),
+    ],
+)
+def test_mlflow_runs_have_telling_names(
+    tmp_path: Path, settings: dict[str, Any], name: str
+) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    uri = f"file://{tmp_path / 'mlruns'}"
+    tracker = Mlflow(uri)
+    tracker.begin(settings, 0)
+    tracker.end("")
+    run = tracking.MlflowClient(uri).get_run(tracker.run_id)
+    assert run.info.run_name == name
+
+
 def test_names_that_mlflow_does_not_take(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     uri = f"file://{tmp_path / 'mlruns'}"
