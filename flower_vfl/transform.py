@@ -230,7 +230,8 @@ class Defender:
         if self.monitor is not None and labels is not None:
             truth = labels if true_labels is None else true_labels
             rows = None if seen is None else seen.rows
-            given = defended, gradients, truth, step, real, rows, last
+            inputs = None if seen is None else seen.embeddings
+            given = defended, gradients, truth, step, real, rows, last, inputs
             if late:
                 measured += self.monitor.measure_late(*given)
             else:

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage.attacks.registry import STALE
+from flower_vfl.leakage.attacks.registry import OF_AN_EPOCH
 from flower_vfl.leakage.auc import summarise
 from flower_vfl.leakage.monitor import FLIPPED, LEAK, MEMBERSHIP
 from flower_vfl.parties.base import Features
@@ -330,9 +330,9 @@ class VerticalResult(Result):
         return result
 
 
-def is_stale(attacks: pd.Series[str]) -> pd.Series[bool]:
-    """Return which attacks look at the gradients of many epochs."""
-    return attacks.astype("str").str.split(":").str[0].eq(STALE)
+def of_an_epoch(attacks: pd.Series[str]) -> pd.Series[bool]:
+    """Return which attacks look at all rows of an epoch."""
+    return attacks.astype("str").str.split(":").str[0].isin(OF_AN_EPOCH)
 
 
 def mean_leaks(
@@ -345,7 +345,7 @@ def mean_leaks(
     """
     found = records[records["metric"].isin(_LEAKS)]
     last = found.groupby([*run, "attack"])["step"].transform("max")
-    found = found[~is_stale(found["attack"]) | (found["step"] == last)]
+    found = found[~of_an_epoch(found["attack"]) | (found["step"] == last)]
     kinds = found["metric"].map(_LEAKS).astype(object)  # also where there are none
     found = found.assign(kind=kinds.str[0], random=kinds.str[1].astype(bool))
     by = [*run, "attack", "layer", "party", "random"]

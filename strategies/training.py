@@ -390,7 +390,7 @@ class Training:
             self._tell_passive(Verb.BACKWARD)
             self.restore(self.state.best_tag)
             self.state = ended
-        if self.strategy.leakage is not None and self.strategy.leakage.stale:
+        if self.strategy.leakage is not None and self.strategy.leakage.by_epoch:
             found = {"train": self.evaluate("train")}  # what the model itself tells
             self.state.evaluate.setdefault(max(self.state.train), {}).update(found)
         if self.strategy.checkpoints.keep_final:

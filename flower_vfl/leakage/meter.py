@@ -34,6 +34,7 @@ class _Batch(NamedTuple):
     gradient: Tensor
     clean: Tensor | None
     kind: str = ""  # of the metric
+    embedding: Tensor | None = None
 
 
 class LeakageMeter:
@@ -89,6 +90,7 @@ class LeakageMeter:
         clean: Mapping[str, Tensor] | None = None,
         layer: str = "",
         coalitions: Iterable[Sequence[str]] = (),
+        embeddings: Mapping[str, Tensor] | None = None,
     ) -> list[Measurement]:
         """Attack the gradients of several parties for the same rows.
 
@@ -107,6 +109,8 @@ class LeakageMeter:
             The layer that the gradients are of; empty for the cut layer.
         coalitions : Iterable[Sequence[str]] (default: ())
             Parties to attack as if one attacker had all their gradients.
+        embeddings : Mapping[str, Tensor] | None (default: None)
+            What each party sent for the same rows, for the attacks that look at it.
 
         Returns
         -------
@@ -116,7 +120,11 @@ class LeakageMeter:
             where an attack cannot be measured, as on a batch with one class only.
         """
         clean = clean or {}
-        batches = [_Batch(name, g, clean.get(name)) for name, g in gradients.items()]
+        sent = embeddings or {}
+        batches = [
+            _Batch(name, gradient, clean.get(name), "", sent.get(name))
+            for name, gradient in gradients.items()
+        ]
         for members in coalitions:
             complete = all(member in clean for member in members)
             before = _join(clean, members, step) if complete else None
@@ -132,7 +140,8 @@ class LeakageMeter:
             read = GroupedLabels.read(self.task, labels)
             for batch in batches:
                 at_fault = batch.party
-                rows, known = attacker(read, batch.gradient, batch.clean)
+                given = batch.gradient, batch.clean, batch.embedding
+                rows, known = attacker(read, *given)
                 scored.append((known, attack_scores(self._built, rows, known)))
         except ConfigError as error:
             raise PartyError(at_fault, str(error), REMEDY, step) from error
@@ -146,8 +155,12 @@ class LeakageMeter:
 
     def _random(self, batch: _Batch, layer: str, step: int) -> _Batch:
         stream = generator(self.seed, "baseline", batch.party, layer or "cut", step)
-        noise = torch.randn(batch.gradient.shape, generator=stream)
-        return _Batch(batch.party, noise.to(batch.gradient.device), None, "_random")
+        gradient, sent = (
+            None if part is None else torch.randn(part.shape, generator=stream).to(part)
+            for part in (batch.gradient, batch.embedding)
+        )
+        assert gradient is not None  # only embeddings may be missing
+        return _Batch(batch.party, gradient, None, "_random", sent)
 
 
 def _join(gradients: Mapping[str, Tensor], members: Iterable[str], step: int) -> Tensor:

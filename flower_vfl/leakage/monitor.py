@@ -16,13 +16,13 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.attacks.direct import direct_success
-from flower_vfl.leakage.attacks.registry import STALE
+from flower_vfl.leakage.attacks.registry import OF_AN_EPOCH
 from flower_vfl.leakage.attacks.spectral import membership_aucs
-from flower_vfl.leakage.attacks.stale import StaleAttacks
 from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec
 
+from .epochs import EpochAttacks
 from .meter import FLIPPED as FLIPPED
 from .meter import LEAK as LEAK
 from .meter import LeakageMeter
@@ -48,8 +48,9 @@ class Leakage:
     attacks : tuple[str, ...] (default: ())
         Score attacks by name, perhaps with parameters: ``"norm"``,
         ``"mean:hard=true"``; none takes those that fit the task, and with a limit
-        norm, cosine and ``"mean:held_out=true"``. ``"stale"`` is measured at the end of
-        each epoch, on each row's mean gradient so far; a limit does not look at it.
+        norm, cosine and ``"mean:held_out=true"``. ``"stale"``, ``"similarity"``,
+        ``"embedding"`` and ``"exploit"`` are measured at the end of each epoch, on all
+        of its rows; a limit does not look at them.
     limit : float | None (default: None)
         What no attack's leak AUC a may exceed for any party, as an average over
         `window` steps, nor 1 − a; for a regression, the average of |rho|.
@@ -125,9 +126,10 @@ class Leakage:
         return bool(self.membership) and plain and not self.coalitions
 
     @property
-    def stale(self) -> tuple[str, ...]:
-        """The attacks on what many epochs show."""
-        return tuple(each for each in self.attacks if parse_spec(each)[0] == STALE)
+    def by_epoch(self) -> tuple[str, ...]:
+        """The attacks on all rows of an epoch."""
+        names = {text: parse_spec(text)[0] for text in self.attacks}
+        return tuple(text for text, name in names.items() if name in OF_AN_EPOCH)
 
     def members(self, coalition: str, parties: Iterable[str]) -> list[str]:
         """Return who is in a coalition."""
@@ -166,11 +168,11 @@ class LeakageMonitor:
 
     def __init__(self, settings: Leakage, task: Task) -> None:
         self.settings = settings
-        stale, limited = settings.stale, settings.limit is not None
-        attacks = tuple(a for a in settings.attacks if a not in stale) or None
+        by_epoch, limited = settings.by_epoch, settings.limit is not None
+        attacks = tuple(a for a in settings.attacks if a not in by_epoch) or None
         if attacks is None and limited and task != "regression":
             attacks = FOR_A_LIMIT
-        alone = stale and not (limited or settings.layers)
+        alone = by_epoch and not (limited or settings.layers)
         if settings.membership_only or (attacks is None and alone):
             attacks = ()
         wider = settings.layers or settings.coalitions
@@ -185,8 +187,8 @@ class LeakageMonitor:
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
         self._late: Future[list[Measurement]] | list[Measurement] = []
         self._worker: ThreadPoolExecutor | None = None
-        self._stale = StaleAttacks(stale, task, settings.baseline)
-        self.needs_rows = bool(stale)  # whether a batch must have its row numbers
+        self._by_epoch = EpochAttacks(by_epoch, task, settings.baseline)
+        self.needs_rows = bool(by_epoch)  # and embeddings of a batch
         self.canaries: Canaries | None = None
 
     def measure_late(
@@ -198,6 +200,7 @@ class LeakageMonitor:
         real: Tensor | None = None,
         rows: Tensor | None = None,
         last: bool = False,
+        embeddings: Mapping[str, Tensor] | None = None,
     ) -> list[Measurement]:
         """Return what the step before measured, and measure this one in a thread.
 
@@ -205,7 +208,7 @@ class LeakageMonitor:
         is measured at once.
         """
         found = self.outstanding()
-        given = dict(gradients), dict(clean), labels, step, real, rows, last
+        given = dict(gradients), dict(clean), labels, step, real, rows, last, embeddings
         if self.settings.limit is not None:
             return found + self.measure(*given)
         if self._worker is None:
@@ -231,10 +234,11 @@ class LeakageMonitor:
         real: Tensor | None = None,
         rows: Tensor | None = None,
         last: bool = False,
+        embeddings: Mapping[str, Tensor] | None = None,
     ) -> list[Measurement]:
         """Return the leak AUC of every attack on what each party gets.
 
-        Stale attacks and the canaries' audit follow at the `last` step of an epoch.
+        Attacks on an epoch and the canaries' audit follow at its `last` step.
         """
         found: list[Measurement] = []
         due = bool(gradients) and step % self.settings.every == 0
@@ -246,12 +250,15 @@ class LeakageMonitor:
             gradients = {name: part[real] for name, part in gradients.items()}
             clean = {name: part[real] for name, part in clean.items()}
             labels, rows = labels[real], None if rows is None else rows[real]
-        if self.settings.stale or self.canaries is not None:
+            embeddings = {n: part[real] for n, part in (embeddings or {}).items()}
+        if self.settings.by_epoch or self.canaries is not None:
             if rows is None:
-                raise ConfigError("a stale attack has to know the numbers of the rows")
-            self._stale.add(gradients, labels, rows, step)
-            if last and (parties := self._stale.parties):
-                found += self._stale.measure(step, self._coalitions(parties))
+                raise ConfigError(
+                    "an attack on an epoch has to know the numbers of the rows"
+                )
+            self._by_epoch.add(gradients, embeddings or {}, labels, rows, step)
+            if last and (parties := self._by_epoch.parties):
+                found += self._by_epoch.measure(step, self._coalitions(parties))
                 found += self.canaries.measure(parties, step) if self.canaries else []
         if not due or not self.meter.attacks:
             return found
@@ -319,10 +326,10 @@ class LeakageMonitor:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the limit and stale attacks look at, and what is outstanding."""
+        """Return what limit and attacks on an epoch need, and what is outstanding."""
         recent = [[*key, list(values)] for key, values in self._recent.items()]
         late = to_columns(self._wait())
-        return {"recent": recent, "late": late, "stale": self._stale.state_dict()}
+        return {"recent": recent, "late": late, "by_epoch": self._by_epoch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -332,7 +339,7 @@ class LeakageMonitor:
             for party, attack, values in state["recent"]
         }
         self._late = from_columns(state["late"])
-        self._stale.load_state_dict(state["stale"])
+        self._by_epoch.load_state_dict(state["by_epoch"])
 
 
 def members(

@@ -14,7 +14,7 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
 from flower_vfl.specs import parse_spec
-from flower_vfl.strategies.state import is_stale, mean_leaks
+from flower_vfl.strategies.state import mean_leaks, of_an_epoch
 from flower_vfl.transform import AUC_BOUND
 
 BEYOND_MODEL = "beyond_model"
@@ -55,15 +55,15 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     an attack that is reliably wrong is right when reversed. For a regression it is the
     mean of |ρ|. `flipped` is the mean of batches that were flipped one by one, `random`
     marks random gradients, and `coalition` parties that share their gradients. The leak
-    of a stale attack is that of the last epoch, and `beyond` what it is above the leak
-    of the model's own predictions for the same rows.
+    of an attack on an epoch is that of the last epoch, and `beyond` how much higher it
+    is than that of the model's own predictions for the same rows.
     """
     wide = mean_leaks(records, utilities(records)["regression"], RUN)
     coalition = wide["party"].str.contains("+", regex=False)
     known = final_metrics(records).query("name == 'train_model_leak'")
     told = known.drop_duplicates(RUN).set_index(RUN)["value"]
     model = wide[RUN].map(told).astype("float64")  # also where there is no leak
-    beyond = (wide["leak"] - model).where(is_stale(wide["attack"]))
+    beyond = (wide["leak"] - model).where(of_an_epoch(wide["attack"]))
     return wide.assign(coalition=coalition, beyond=beyond)
 
 

@@ -17,6 +17,7 @@ from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.strategies import Checkpoints, Defense, VerticalStrategy, build_defense
 
 STALE = "stale:score=mean,held_out=true"
+LATEST = ("similarity", "similarity:on=embedding,known=false", "embedding")
 ALL = "passive-1+passive-2"
 
 
@@ -35,10 +36,12 @@ def test_epochs_tell_more_than_a_step() -> None:
 
 @pytest.mark.parametrize("defense", ["iso:t=2", "geno", "marvell:s=4"])
 def test_both_places_add_up_the_same(defense: str) -> None:
-    leakage = Leakage((STALE, "norm"), coalitions=("all",), baseline=True, every=2)
+    given = (STALE, "norm", *LATEST, "exploit:steps=3")
+    leakage = Leakage(given, coalitions=("all",), baseline=True, every=2)
     here, there = (run(leakage, defense, place) for place in ("strategy", "label"))
     assert series_of(here) == series_of(there)
-    assert series_of(here)[f"leak_{STALE}/{ALL}"]["steps"] == [3, 6]
+    for attack in (STALE, *LATEST):
+        assert series_of(here)[f"leak_{attack}/{ALL}"]["steps"] == [3, 6]
 
 
 @pytest.mark.parametrize(("transforms", "every"), [("", 2), ("iso:t=0.5", 5)])
@@ -48,7 +51,7 @@ def test_a_resumed_run_adds_up_the_same(
     def start(folder: Path, epochs: int, resume: bool = False) -> Any:
         strategy = VerticalStrategy(
             batch_size=16,
-            leakage=Leakage((STALE, "norm"), coalitions=("all",)),
+            leakage=Leakage((STALE, "norm", *LATEST), coalitions=("all",)),
             progress=False,
             defense=Defense(transforms, noise_seed=3),
             checkpoints=Checkpoints(every=every, folder=folder),

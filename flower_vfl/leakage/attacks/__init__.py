@@ -7,11 +7,13 @@ from flower_vfl.metrics import adaptive_calibration_error
 
 from .cosine import cosine_attack
 from .direct import direct_attack, direct_success
+from .exploit import exploit_attack
 from .known import Known
 from .malicious import MaliciousAdam, MaliciousSGD
 from .mean import mean_attack, median_attack
 from .norm import norm_attack
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
+from .similarity import cluster_centers, similarity_attack
 from .spectral import membership_aucs, spectral_attack
 from .stale import StaleGradients
 
@@ -27,9 +29,11 @@ __all__ = [
     "ScoreAttack",
     "StaleGradients",
     "adaptive_calibration_error",
+    "cluster_centers",
     "cosine_attack",
     "direct_attack",
     "direct_success",
+    "exploit_attack",
     "leak_auc",
     "mean_attack",
     "median_attack",
@@ -37,6 +41,7 @@ __all__ = [
     "norm_attack",
     "pearson_rho",
     "roc_auc",
+    "similarity_attack",
     "spectral_attack",
     "summarise",
 ]

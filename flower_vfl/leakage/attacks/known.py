@@ -153,6 +153,8 @@ class Known(GroupedLabels):
         The norm of each row of the gradient, computed once for all attacks.
     clean : Tensor
         The gradient before any defense, one row per example.
+    embedding : Tensor | None (default: None)
+        What the party sent for the same rows, for the attacks that look at it.
 
     Examples
     --------
@@ -164,6 +166,7 @@ class Known(GroupedLabels):
 
     norms: Tensor
     clean: Tensor
+    embedding: Tensor | None = None
 
     @cached_property
     def examples(self) -> list[int]:
@@ -182,7 +185,10 @@ class Known(GroupedLabels):
 
 
 def attacker(
-    batch: GroupedLabels, gradient: Tensor, clean: Tensor | None = None
+    batch: GroupedLabels,
+    gradient: Tensor,
+    clean: Tensor | None = None,
+    embedding: Tensor | None = None,
 ) -> tuple[Tensor, Known]:
     """Return the rows that an attacker scores, and what it knows."""
     if len(gradient) != len(batch.labels):
@@ -194,5 +200,8 @@ def attacker(
         )
     rows, norms = rows_and_norms(gradient)
     before = rows if clean is None else as_rows(clean)
-    labels = batch.labels.to(rows.device)
-    return rows, Known(batch.task, labels, batch.classes, batch.groups, norms, before)
+    if embedding is not None and len(embedding) != len(rows):
+        raise ConfigError(f"got {len(embedding)} embeddings for {len(rows)} rows")
+    sent = None if embedding is None else as_rows(embedding.detach())
+    given = batch.task, batch.labels.to(rows.device), batch.classes, batch.groups
+    return rows, Known(*given, norms, before, sent)

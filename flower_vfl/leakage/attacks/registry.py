@@ -21,9 +21,12 @@ from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
 from .cosine import CosineAttack
 from .direct import DirectAttack
+from .embedding import EmbeddingAttack
+from .exploit import ExploitAttack
 from .known import Array, Known, to_numpy
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
+from .similarity import SimilarityAttack
 from .spectral import spectral_scores
 
 STALE = "stale"
@@ -39,7 +42,12 @@ SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "spectral": spectral_scores,
     "direct": DirectAttack,
     STALE: MeanAttack,  # its score, unless another one is given
+    "similarity": SimilarityAttack,
+    "embedding": EmbeddingAttack,
+    "exploit": ExploitAttack,
 }
+# Measured at the end of each epoch, on all of its rows.
+OF_AN_EPOCH = (STALE, "similarity", "embedding", "exploit")
 DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
     "binary": ("norm", "cosine", "mean", "median"),
     "multiclass": ("norm", "cosine", "mean", "median"),
