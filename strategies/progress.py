@@ -1,22 +1,30 @@
-"""Progress bars for training and for the alignment before it."""
+"""Progress bars for training, for the alignment before it, and for many runs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 
 from rich import progress
 from rich.console import Console
 
+# What is told each step of a training in this thread: steps, of how many, epoch.
+_watching: ContextVar[Callable[[int, float, int], None] | None]
+_watching = ContextVar("watching", default=None)
+
 
 class TrainingProgress(progress.Progress):
-    """A bar with epoch, loss, metric and steps per second."""
+    """A bar with epoch, loss, metric, steps per second and the time left."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
         console = Console(stderr=True)
-        self.shown = visible = console.is_terminal if shown is None else shown
+        visible = console.is_terminal if shown is None else shown
+        self._tell = _watching.get()
+        self.shown = visible or self._tell is not None  # needs to be told of steps
         super().__init__(
             progress.TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            progress.BarColumn(bar_width=24),
+            progress.BarColumn(bar_width=12),
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[speed]}"),
+            progress.TimeRemainingColumn(),
             progress.TextColumn("loss {task.fields[loss]}"),
             progress.TextColumn("{task.fields[metric]}"),
             console=console,
@@ -36,6 +44,8 @@ class TrainingProgress(progress.Progress):
 
     def stepped(self, step: int, epoch: int, loss: float) -> None:
         """Show a finished step."""
+        if self._tell is not None:
+            self._tell(step, self.tasks[0].total or 1.0, epoch)
         speed = self.tasks[0].speed
         self.update(
             self._task,
@@ -82,3 +92,44 @@ class AlignmentProgress(progress.Progress):
         self._done[party] = exponentiations
         total = self.total(merged)
         self.update(self._task, completed=sum(self._done.values()), total=total)
+
+
+class StudyProgress(progress.Progress):
+    """A bar over many runs with the time left, and one over the run under way."""
+
+    def __init__(self, title: str, runs: int, ended: int, shown: bool) -> None:
+        console = Console(stderr=True)
+        super().__init__(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            disable=not (shown and console.is_terminal),
+            speed_estimate_period=600.0,
+            transient=True,
+        )
+        self._ended = ended
+        self._runs = self.add_task(title, total=runs, completed=ended)
+        self._run = self.add_task("", visible=False)
+
+    def start(self) -> None:
+        """Show the bars, and be told of the steps of runs in this thread."""
+        _watching.set(None if self.disable else self._stepped)
+        super().start()
+
+    def stop(self) -> None:
+        """Remove the bars."""
+        _watching.set(None)
+        super().stop()
+
+    def _stepped(self, step: int, steps: float, epoch: int) -> None:
+        self.update(self._runs, completed=self._ended + step / steps)
+        self.update(self._run, description=f"epoch {epoch}", visible=True)
+        self.update(self._run, completed=step, total=steps)
+
+    def ended(self) -> None:
+        """Show that a run has ended."""
+        self._ended += 1
+        self.update(self._runs, completed=self._ended)
+        self.reset(self._run, visible=False)

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import track
 
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.simulations.results import (
@@ -31,6 +29,7 @@ from flower_vfl.simulations.results import (
     write_whole,
 )
 from flower_vfl.simulations.runtime.engines import ENGINES
+from flower_vfl.strategies.progress import StudyProgress
 from flower_vfl.strategies.state import interruptible
 
 from .run_metrics import run_columns
@@ -167,19 +166,12 @@ def run_study(
     unique = {trial.key: trial for trial in trials}
     study = _begin(folder, kind, title, unique, dict(extra or {}))
     waiting = {k: t for k, t in unique.items() if k not in study.documents}
-    console = Console(stderr=True)
-    ended = track(
-        outcomes(waiting, workers, ray_address, gpus),
-        title,
-        total=len(unique),
-        completed=len(study.documents),
-        console=console,
-        disable=not (bar and console.is_terminal),
-    )
+    progress = StudyProgress(title, len(unique), len(study.documents), bar)
     try:
-        with interruptible(at_once=True) as interrupted:
-            for key, outcome in ended:
+        with progress, interruptible(at_once=True) as interrupted:
+            for key, outcome in outcomes(waiting, workers, ray_address, gpus):
                 _keep(study, key, outcome, workers)
+                progress.ended()
                 if interrupted():
                     break
     except KeyboardInterrupt:
