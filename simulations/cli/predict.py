@@ -39,11 +39,11 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
     split: Annotated[str, option("Rows to predict: test, valid or train.")] = "test",
     label_party: Annotated[
-        str, option("New rows of the label party (runs on files only).")
+        str, option("File with new rows of the label party (for runs on files).")
     ] = "",
     passive: Annotated[
         list[str] | None,
-        option("New rows of each passive party, in order."),
+        option("File with new rows of each passive party, in order."),
     ] = None,
     out: Annotated[Path | None, option("CSV file; default: standard output.")] = None,
     as_json: AsJson = False,
@@ -80,8 +80,8 @@ def predict_saved(
     config = RunConfig(**load_result(folder)["config"])
     if config.alignment != NONE and not files:
         raise ConfigError(
-            "only the parties of a run that aligned ids know its rows; give files with "
-            "new rows, with the same ids in each"
+            "only the parties of a run that aligned ids know its rows; pass files with "
+            "new rows that all have the same ids"
         )
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
     config = replace(
@@ -102,6 +102,13 @@ def predict_saved(
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():
             raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
+    known = read_known(state_dir / "label" / FIT_FILE)
+    if files and not files[0] and known["fit"] is not None:
+        columns = ", ".join(known["columns"])
+        raise ConfigError(
+            f"the label party trained with columns of its own ({columns}): give their "
+            "new rows with --label-party FILE"
+        )
     loaded = [
         # A label party without features has no file.
         new_rows(config, files[index] or files[1], state_dir / name / FIT_FILE)
@@ -125,7 +132,7 @@ def predict_saved(
         strategy = make_strategy(config, progress=False)
         strategy.connect(grid).restore("final")
         values = strategy.predict(split)
-    return _table(values, loaded[0], split, read_known(state_dir / "label" / FIT_FILE))
+    return _table(values, loaded[0], split, known)
 
 
 def _table(

@@ -130,6 +130,8 @@ def test_own_files_from_training_to_prediction(
     assert code == 0, error
     again = pd.DataFrame(json.loads(output)).merge(predicted, on="id")
     assert len(again) == 7
+    code, _, error = call(capsys, monkeypatch, "predict", str(out), *new[2:])
+    assert code != 0 and "--label-party FILE" in " ".join(error.split())
     np.testing.assert_allclose(
         again["probability of good_x"], again["probability of good_y"], atol=1e-5
     )
