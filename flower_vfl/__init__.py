@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flower_vfl.privacy import LabelPrivacy
     from flower_vfl.protocol.client_app import vertical_client_app
     from flower_vfl.randomness import Noise
+    from flower_vfl.simulations.estimators import VerticalClassifier, VerticalRegressor
     from flower_vfl.strategies import (
         VerticalStrategy,
         defended_grid,
@@ -49,6 +50,7 @@ _LAZY = {
     "privacy": ("LabelPrivacy",),
     "protocol.client_app": ("vertical_client_app",),
     "randomness": ("Noise",),
+    "simulations.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "strategies": ("VerticalStrategy", "defended_grid", "defense_mod", "fit"),
     "transform": ("Batch", "GradientTransform"),
 }
@@ -71,7 +73,9 @@ __all__ = [
     "PartyRestartedError",
     "PassiveParty",
     "ResidentGrid",
+    "VerticalClassifier",
     "VerticalError",
+    "VerticalRegressor",
     "VerticalStrategy",
     "defended_grid",
     "defense_mod",
