@@ -35,14 +35,14 @@ def align(
         list[Path], typer.Argument(help="CSV or Parquet files, one for each party.")
     ],
     id_column: Annotated[
-        str, option("Column with the ids; separate by commas if the files differ.")
+        str, option("ID column; separate names by commas if the files differ.")
     ] = "id",
     method: Annotated[str, option("psu or psi: union or intersection.")] = "psu",
     group: Annotated[str, option(f"One of {', '.join(GROUPS)}.")] = DEFAULT_GROUP,
-    padding: Annotated[int, option("Dummy ids per party, which hide numbers.")] = 0,
+    padding: Annotated[int, option("Dummy ids per party, to hide the overlap.")] = 0,
     normalise: Annotated[str, option(f"One of {', '.join(NORMALISERS)}.")] = "none",
     out_dir: Annotated[
-        Path | None, option("Folder of the mapping files; default: next to each file.")
+        Path | None, option("Folder for the mapping files; default: next to each file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,11 +92,11 @@ def key(
     """Create the key pair that other parties pin before an alignment."""
     public = key_text(write_key(file).public)
     _print_lines(
-        f"private key: {file} (only you can read it; it must stay so)",
+        f"private key: {file} (only you can read it; keep it secret)",
         f"public key:  {public}",
-        "Node config of this party, with the public keys that the others sent you:",
+        "Node config of this party, with the public keys of the other parties:",
         f'  alignment-key="{file.resolve()}" alignment-pins="other=KEY,third=KEY"',
-        "What the others pin, under the name of this party:",
+        "Entry that the other parties pin, with this party's name:",
         f"  NAME={public}",
     )
 
@@ -155,7 +155,7 @@ def revealed(found: Mapping[str, AlignedIds], plan: Alignment) -> dict[str, Any]
     first = next(iter(found.values()))
     counts, aligned = dict(first.counts), len(first.universe)
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    dummies = f", {plan.padding} dummies each among them" if plan.padding else ""
+    dummies = f", including {plan.padding} dummies each" if plan.padding else ""
     sizes = f"the number of ids of each party ({listed}{dummies})"
     merged = f"the number of aligned rows ({aligned})"
     which = ", but not which ids are shared"
@@ -163,15 +163,15 @@ def revealed(found: Mapping[str, AlignedIds], plan: Alignment) -> dict[str, Any]
         which = ", and which of its own ids all others have"
     elif len(found) == 2 and not plan.padding:
         shared = sum(counts.values()) - aligned
-        which = f", so that {shared} are shared, but not which"
-    carried = "of the merged list, which has shared dummies" if plan.padding else merged
+        which = f", so {shared} ids are shared, but not which ones"
+    carried = "the size of the merged list with dummies" if plan.padding else merged
     told = {
         "every party": f"{sizes} and {merged}{which}",
         "the server that relays the messages": f"{sizes} and {carried}",
     }
     if len(found) > 2:
         told[next(iter(found))] = (
-            "as the party that merges: how many ids each combination of parties shares"
+            "as the merging party: how many ids each combination of parties shares"
         )
     return {"ids": counts, "aligned": aligned, "revealed": told}
 
@@ -184,7 +184,7 @@ def _by_name(files: Sequence[Path]) -> dict[str, Path]:
         name = path.name.split(".")[0]
         if name in sources:
             raise ConfigError(
-                f"'{sources[name]}' and '{path}' give the same party name; rename one"
+                f"'{sources[name]}' and '{path}' have the same party name; rename one"
             )
         sources[name] = path
     return sources

@@ -1,4 +1,4 @@
-"""``flower-vfl inspect``: what the columns of files are taken for."""
+"""``flower-vfl inspect``: the inferred types of the columns of files."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from flower_vfl.simulations.printing import text_table
 from ..datasets.checks import check_spelling, label_warnings, written_as
 from .options import AsJson, option
 
-_HEADS = ["column", "taken for", "remarks", "different", "missing", "unreadable"]
+_HEADS = ["column", "type", "remarks", "different", "missing", "unreadable"]
 
 
 def inspect(
@@ -25,12 +25,12 @@ def inspect(
     ],
     id_column: Annotated[str, option("Column with the ids.", "--id")] = "id",
     label: Annotated[str, option("Label column of the first file.")] = "",
-    task: Annotated[str, option("As for 'run'.")] = "",
-    missing: Annotated[list[str] | None, option("As for 'run'.")] = None,
-    drop: Annotated[list[str] | None, option("As for 'run'.")] = None,
+    task: Annotated[str, option("Same as for 'run'.")] = "",
+    missing: Annotated[list[str] | None, option("Same as for 'run'.")] = None,
+    drop: Annotated[list[str] | None, option("Same as for 'run'.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each column of a file is taken for, and what is wrong with it.
+    """Show the inferred type and the problems of each column.
 
     The exit code is 2 if a run would refuse the files.
     """

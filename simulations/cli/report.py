@@ -17,12 +17,12 @@ def report(
         Path, typer.Argument(help="Folder of a study, or the --out folder of a run.")
     ],
     pictures: Annotated[
-        bool, option("Write every chart as SVG and PNG too.", "--pictures")
+        bool, option("Also write every chart as SVG and PNG.", "--pictures")
     ] = False,
-    opened: Annotated[bool, option("Open it in the browser.", "--open")] = False,
+    opened: Annotated[bool, option("Open it in a browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write report.html: tables and charts in one file that needs no network."""
+    """Write report.html: tables and charts in one self-contained file."""
     path = write_report(folder, pictures)
     drawn = sorted((folder / PICTURES_FOLDER).iterdir()) if pictures else []
     if as_json:

@@ -1,4 +1,4 @@
-"""``flower-vfl reproduce``: a table or figure of a paper, run again."""
+"""``flower-vfl reproduce``: tables and figures of the papers."""
 
 import json
 from pathlib import Path
@@ -22,34 +22,32 @@ from .options import AsJson, AsMarkdown, Workers, option, show_errors
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Tables or figures by name, or all; see --list. Or a TOML file."
-        ),
+        typer.Argument(help="Tables or figures (see --list), 'all', or a TOML file."),
     ] = None,
     listing: Annotated[
-        bool, option("List what there is, with estimated times.", "--list")
+        bool, option("List all tables and figures, with estimated times.", "--list")
     ] = False,
     quick: Annotated[
-        bool, option("Smoke run: few rows, one epoch and seed; no result.", "--quick")
+        bool, option("Smoke run: few rows, one epoch, one seed.", "--quick")
     ] = False,
-    seeds: Annotated[int | None, option("How often each row is run.", min=1)] = None,
+    seeds: Annotated[int | None, option("Number of seeds per row.", min=1)] = None,
     workers: Workers = 1,
-    out: Annotated[
-        Path, option("Folder in which each table has a folder of its own.")
-    ] = Path("runs"),
+    out: Annotated[Path, option("Output folder; each table gets a subfolder.")] = Path(
+        "runs"
+    ),
     as_json: AsJson = False,
     markdown: AsMarkdown = False,
     write: Annotated[
-        Path | None, option("Write the page of all results kept with the package.")
+        Path | None, option("Write the page with all saved results to this file.")
     ] = None,
     source: Annotated[
         list[Path] | None,
-        option("Finished table to keep with the package; with --write.", "--from"),
+        option("Folder of a finished table to add to that page.", "--from"),
     ] = None,
 ) -> None:
-    """Run a table or figure of a paper again, and print ours beside the paper's.
+    """Reproduce a table or figure of a paper, next to the paper's values.
 
-    Finished runs are not repeated, also not those that another table has made.
+    Finished runs are not repeated, including those shared with other tables.
     """
     set_log(verbose=False)
     if listing:
@@ -59,7 +57,7 @@ def reproduce(
         _write_page(write, source or [])
         return
     if not names:
-        raise ConfigError("which table? Give names, or all; --list shows them")
+        raise ConfigError("which table? Name one or more, or 'all'; see --list")
     chosen = experiment_names() if names == ["all"] else names
     experiments = [load_experiment(name, quick) for name in chosen]
     quiet, failed, documents = as_json or markdown, False, []
@@ -101,11 +99,11 @@ def _list(as_json: bool) -> None:
         for entry in entries
     ]
     console = Console(highlight=False)
-    console.print(text_table(["name", "what", "runs", "minutes"], rows, left=2))
+    console.print(text_table(["name", "title", "runs", "minutes"], rows, left=2))
     total = sum(entry["minutes"] for entry in entries) / 60.0
     console.print(
-        f"minutes are estimates for one core, {total:.1f} hours in all; runs that two "
-        "tables share are made once"
+        f"Times are estimates for one core, {total:.1f} hours in all; runs that two "
+        "tables share are run only once."
     )
 
 
@@ -114,8 +112,8 @@ def _write_page(path: Path, folders: list[Path]) -> None:
         study = Study.load(folder)
         if study.kind != KIND or study.extra.get("quick"):
             raise ConfigError(
-                f"'{folder}' is a smoke run or no reproduced table; only whole ones "
-                "are kept"
+                f"'{folder}' is a smoke run or not a reproduced table; only complete "
+                "tables are saved"
             )
         experiment = load_experiment(study.extra["name"])
         frame: pd.DataFrame = measured(experiment, study, study.extra.get("seeds"))

@@ -87,27 +87,27 @@ def scale(
     uneven: Annotated[
         str,
         option(
-            "Divide columns unevenly: dirichlet:alpha=0.5, and seed=1 for others.",
+            "Divide columns unevenly: dirichlet:alpha=0.5, optionally with seed=1.",
             panel=DATA,
         ),
     ] = "",
     seeds: Annotated[
-        int, typer.Option(help="How often each is run.", min=1, rich_help_panel=RUN)
+        int, typer.Option(help="Number of seeds.", min=1, rich_help_panel=RUN)
     ] = 1,
     engine: Engine = "in-process",
     out: Out = None,
     markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what parties learn about labels, and what a step costs, as they grow.
+    """Measure leakage and cost per step as the number of parties grows.
 
-    Each number of parties is run twice: with the attacks, and shortly without them for
-    time, bytes and memory. A finished run is not repeated.
+    Each number of parties is run twice: with the attacks, and for fewer epochs without
+    them to measure time, bytes and memory. Finished runs are not repeated.
     """
     set_log(verbose=False)
     sizes = sizes_of(parties)
     config = replace(config, split=division_of(uneven))
-    columns_of(config, sizes[-1])  # too few are told before anything runs
+    columns_of(config, sizes[-1])  # refuses too few columns before anything runs
     source = source_of(config)
     study = run_study(
         out or Path("runs") / f"scale-{source}",
@@ -145,7 +145,7 @@ def sizes_of(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
-        raise ConfigError(f"'{text}' are not numbers of parties, as in 1,2,4,8")
+        raise ConfigError(f"'{text}' are not numbers of parties like 1,2,4,8")
     return sorted(set(sizes))
 
 
@@ -254,9 +254,7 @@ def _show(found: Sequence[Size], title: str, markdown: bool) -> None:
         console = Console(highlight=False)
         console.print(title, markup=False)
         console.print(text_table(head, rows, left=0))
-    print(
-        "leak AUC: mean over the parties / the party that it tells most / all together"
-    )
+    print("leak AUC: mean over the parties / the party that learns most / all together")
     print(growth_text(found))
 
 

@@ -1,4 +1,4 @@
-"""``flower-vfl select``: GAFM's Δ and γ, chosen on a part of the training rows."""
+"""``flower-vfl select``: GAFM's Δ and γ, chosen on a subset of the training rows."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -32,21 +32,21 @@ def select(
     config: RunConfig,
     deltas: Annotated[str, option("Candidates for Δ, separated by commas.")] = _DELTAS,
     fraction: Annotated[float, option("Share of the training rows used.")] = 0.1,
-    repeats: Annotated[int, option("Trainings of each candidate.")] = 5,
+    repeats: Annotated[int, option("Training runs per candidate.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Choose GAFM's Δ by what leaks and γ by the size of its two gradients."""
+    """Choose GAFM's Δ by leakage and γ by the size of its two gradients."""
     try:
         candidates = [float(text) for text in deltas.split(",")]
     except ValueError as error:
-        raise ConfigError(f"'{deltas}' are not numbers, as in 0.05,0.1") from error
+        raise ConfigError(f"'{deltas}' are not numbers like 0.05,0.1") from error
     chosen = choose_delta(config, candidates, fraction, repeats)
     if not chosen.learned:
         found = ", ".join(f"{d:g}: {a:.2f}" for d, a in chosen.train_aucs.items())
         raise ConfigError(
             f"after {config.epochs} epochs GAFM has not learned the labels of the "
-            f"rows it trained on (train AUC by delta: {found}), so that the ratios "
-            "mean nothing; train longer with --epochs, or on more rows with --fraction"
+            f"rows it trained on (train AUC by delta: {found}), so the ratios are "
+            "meaningless; increase --epochs or --fraction"
         )
     balanced = choose_gamma(config, fraction)
     document = asdict(chosen) | asdict(balanced)
@@ -60,7 +60,7 @@ def select(
     console = Console()
     console.print(text_table(["delta", "train AUC", "leak AUC / train AUC"], rows, 0))
     console.print(
-        f"delta {chosen.delta:g} leaks least for what it learns; gamma "
+        f"delta {chosen.delta:g} leaks least relative to its train AUC; gamma "
         f"{balanced.gamma:.3g} makes both gradients equally large",
         highlight=False,
     )

@@ -122,11 +122,11 @@ def test_it_says_what_was_revealed_and_to_whom(
     assert code == 0
     assert "80 rows aligned by psu" in text
     assert "(label 60, one 60)" in text
-    assert "so that 40 are shared, but not which" in text
+    assert "so 40 ids are shared, but not which ones" in text
     assert (tmp_path / "label.aligned.csv").is_file()
     code, text, _ = call(capsys, monkeypatch, *given, "--padding", "4")
     assert code == 0
-    assert "(label 64, one 64, 4 dummies each among them)" in text
+    assert "(label 64, one 64, including 4 dummies each)" in text
     assert "but not which ids are shared" in text
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_aligned(
 
 
 def test_two_files_of_one_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give the same party name"):
+    with pytest.raises(ConfigError, match="have the same party name"):
         _by_name([tmp_path / "x" / "a.csv", tmp_path / "y" / "a.parquet"])
 
 

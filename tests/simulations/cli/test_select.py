@@ -37,7 +37,7 @@ def test_settings_of_a_file(
     arguments = ("select", "--config", str(file), *FAST[2:])
     code, out, _ = call(capsys, monkeypatch, *arguments)
     assert code == 0
-    assert "leaks least for what it learns" in " ".join(out.split())
+    assert "leaks least relative to its train AUC" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_model_that_has_learned_nothing_chooses_nothing(
     code, out, error = call(capsys, monkeypatch, "select", *short)
     assert code == 2
     assert not out
-    assert "train longer with --epochs" in error
+    assert "increase --epochs" in error
     assert "0.05: 0." in error
