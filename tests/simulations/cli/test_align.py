@@ -280,7 +280,7 @@ def test_training_after_the_alignment_of_files(method: str, tmp_path: Path) -> N
     assert len(training_losses(document)) == 2
     if method == "psu":
         check_kept(out, files)
-    with pytest.raises(ConfigError, match="give files with new rows"):
+    with pytest.raises(ConfigError, match="pass files with new rows"):
         predict_saved(out)
     tables = [pd.read_csv(file) for file in files.values()]
     for table in tables:
