@@ -121,9 +121,9 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def _output(self, X: ArrayLike) -> NDArray[Any]:
         """Return what the objective predicts for new rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False)
+        rows: NDArray[Any] = validate_data(self, X, reset=False)
         with torch.no_grad():
-            parts = zip(self.bottoms_, self._inputs(X, torch.double), strict=True)
+            parts = zip(self.bottoms_, self._inputs(rows, torch.double), strict=True)
             joined = torch.cat([bottom(part) for bottom, part in parts], dim=1)
             return self.objective_.predict(joined).numpy()
 
@@ -176,12 +176,12 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on all rows."""
-        X, y = validate_data(self, X, y)
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        rows, given = validate_data(self, X, y)
+        check_classification_targets(given)
+        self.classes_, labels = np.unique(given, return_inverse=True)
         if len(self.classes_) < 2:
             raise ConfigError("y has one class only; a classifier needs two classes")
-        self._train(X, labels, len(self.classes_))
+        self._train(rows, labels, len(self.classes_))
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
@@ -215,9 +215,9 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on all rows."""
-        X, y = validate_data(self, X, y, y_numeric=True)
-        self.target_ = StandardScaler().fit(y[:, None])
-        self._train(X, self.target_.transform(y[:, None])[:, 0], None)
+        rows, values = validate_data(self, X, y, y_numeric=True)
+        self.target_ = StandardScaler().fit(values[:, None])
+        self._train(rows, self.target_.transform(values[:, None])[:, 0], None)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
