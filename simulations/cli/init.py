@@ -71,9 +71,11 @@ def _settings(
     paths: list[str], ids: str, label: str, task: str, missing: list[str]
 ) -> tuple[str, list[str]]:
     """Return the configuration, and what the user should know about it."""
-    chosen: Any = (missing, task or None)
+    chosen: Any = {"missing": missing, "task": task or None}
     owns = {path: None if number else label for number, path in enumerate(paths)}
-    found = {p: read_party_file(p, ids, o, [], *chosen, "id") for p, o in owns.items()}
+    found = {
+        p: read_party_file(p, ids, own, check="id", **chosen) for p, own in owns.items()
+    }
     bad = {c.name: c.problem for r in found.values() for c in r.columns if c.problem}
     if label in bad:
         raise ConfigError(f"'{paths[0]}', column '{label}': {bad[label]}")
@@ -81,9 +83,9 @@ def _settings(
     for text in [*paths, *drop, *missing]:
         if "," in text:
             raise ConfigError(f"'{text}' has a comma in its name; rename it")
-    read = {p: read_party_file(p, ids, o, drop, *chosen) for p, o in owns.items()}
+    read = {p: read_party_file(p, ids, o, drop, **chosen) for p, o in owns.items()}
     aligned = _alignment(read)
-    labels = infer_task(read[paths[0]].labels, chosen[1])  # type: ignore[arg-type]
+    labels = infer_task(read[paths[0]].labels, chosen["task"])  # type: ignore[arg-type]
     normalise = aligned.get("normalise", "")
     warnings = list(label_warnings(read, labels, normalise))
     settings = {"label-party": paths[0], "passive": paths[1:], "id-column": ids}
@@ -175,7 +177,9 @@ def _ask(question: str, option: str, default: str) -> str:
 
 
 def _columns(tables: Mapping[str, pd.DataFrame]) -> str:
-    return "; ".join(f"'{path}' has {', '.join(t)}" for path, t in tables.items())
+    return "; ".join(
+        f"'{path}' has {', '.join(map(str, t))}" for path, t in tables.items()
+    )
 
 
 def _line(name: str, value: object) -> str:
