@@ -12,12 +12,12 @@ from flower_vfl.simulations.printing import markdown_table, text_table
 from .experiments import PAPERS, Experiment, experiment_names, load_experiment
 from .reproduce import SEED, Cell, Cells, cells_of, judge, outdated, saved_results
 
-SMOKE = "smoke run: far too little data and training to mean anything"
+SMOKE = "smoke run: too little data and training for meaningful results"
 _TEMPLATES = Environment(
     loader=FileSystemLoader(PAPERS), trim_blocks=True, keep_trailing_newline=True
 )
-_OVERVIEW = ["table", "run with", "figures of both", "alike", "differ unexplained"]
-_OVERVIEW += ["said and held", "said and missed"]
+_OVERVIEW = ["table", "runs", "values compared", "agree", "differ, unexplained"]
+_OVERVIEW += ["claims that hold", "claims that fail"]
 
 
 def command_of(experiment: Experiment, quick: bool = False) -> str:
@@ -59,7 +59,7 @@ def show_experiment(
     console.print(f"{about['paper']}, {about['title']}{mark}", markup=False)
     rows = _texts(experiment, cells, _two_lines)
     console.print(text_table(_heads(experiment), rows, left=len(experiment.axes)))
-    console.print("first line: ours; second line: the paper's", style="dim")
+    console.print("first line: our value; second line: the paper's value", style="dim")
     notes = [*_notes(experiment, cells, quick), f"Seeds: {_seeds(experiment, frame)}"]
     for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
         console.print(line.replace("**", ""), markup=False, soft_wrap=True)
@@ -91,15 +91,15 @@ def _notes(experiment: Experiment, cells: Cells, quick: bool) -> Iterator[str]:
 
 
 def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
-    """Return what the paper says in words, and what we found."""
+    """Return the claims of the paper's text, and our values."""
     lines = []
     for claim in experiment.claims:
         found = judge(claim, experiment, cells)
         ours = "" if found.value is None else f" Ours: {found.value:.3f}"
         if found.beside:
-            ours += f" beside {' and '.join(f'{other:.3f}' for other in found.beside)}"
+            ours += f" vs {' and '.join(f'{other:.3f}' for other in found.beside)}"
         if ours:
-            ours += {True: " (held).", False: " (missed).", None: "."}[found.held]
+            ours += {True: " (holds).", False: " (fails).", None: "."}[found.held]
         lines.append(f"{claim.text}{ours}")
     return lines
 

@@ -254,7 +254,7 @@ def test_claims_and_differences_are_judged(
     assert "```sh\nflower-vfl reproduce some-table-1.toml\n```" in text
     assert "- Differs, **unexplained**: Cancer / none, AUC / norm." in text
     assert "- Differs: Cancer / noise, AUC. Because." in text
-    assert ("(held)" if held else "(missed)") in text
+    assert ("(holds)" if held else "(fails)") in text
     assert "The data of the paper." in text
     assert "1 seed; 2 of 2 rows." in text
     empty = as_markdown(experiment, frame.iloc[:0])

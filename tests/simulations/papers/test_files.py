@@ -74,7 +74,7 @@ def test_every_figure_of_the_paper_has_a_cell(name: str) -> None:
     if name in PRINTED:
         assert len(printed) == PRINTED[name]
     else:  # a diagram
-        assert "read no values" in experiment.about["scaled"]
+        assert "No values were read off" in experiment.about["scaled"]
         assert experiment.claims
     assert experiment.minutes > 0
     assert all(experiment.about.values())
@@ -178,8 +178,8 @@ def test_the_overview_counts_what_the_tables_say() -> None:
         listed = sum(line.partition(". ")[0].count("; ") + 1 for line in differing)
         assert int(figures) == int(alike) + listed
         assert (int(unexplained) > 0) == ("**unexplained**" in table)
-        assert int(held) == table.count("(held)")
-        assert int(missed) == table.count("(missed)")
+        assert int(held) == table.count("(holds)")
+        assert int(missed) == table.count("(fails)")
 
 
 def test_shared_files_are_toml() -> None:
