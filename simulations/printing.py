@@ -1,8 +1,10 @@
 """Tables and names of metrics for people: on a terminal and in Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
+
+_SCREEN, _NAME, _HEAD = 80, 18, 8  # widths of a terminal, a name and a column's head
 
 
 def metric_name(metric: str) -> str:
@@ -25,6 +27,37 @@ def text_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def text_tables(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    lines: bool = False,
+) -> Iterator[Table]:
+    """Yield one table, or several with the same first columns that each fit a screen.
+
+    A name that is too wide is folded, a number never.
+    """
+    widths, names = [], max(left, 1)
+    for place, column in enumerate(zip(heads, *rows, strict=True)):
+        head = max(map(len, column[0].splitlines()), default=0)
+        widest = max(map(len, "\n".join(column[1:]).split("\n")))
+        short = min(max(head, widest), _NAME) if place < names else 0
+        widths.append(short or max(widest, min(head, _HEAD)))
+    left_over = list(range(names, len(heads)))
+    while True:
+        shown = list(range(names))
+        room = _SCREEN - 1 - sum(widths[place] + 3 for place in shown)
+        while left_over and (room := room - widths[left_over[0]] - 3) >= 0:
+            shown.append(left_over.pop(0))
+        cells = [[row[place] for place in shown] for row in rows]
+        table = text_table([heads[place] for place in shown], cells, left, lines)
+        for place, made in zip(shown, table.columns, strict=True):
+            made.max_width = widths[place]
+        yield table
+        if not left_over or len(shown) == names:
+            return
 
 
 def markdown_table(

@@ -18,7 +18,7 @@ from flower_vfl.objectives import Task
 from flower_vfl.simulations.config import DEFENSE, RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
-from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
+from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import (
     WHOLE_RUN,
@@ -56,8 +56,6 @@ DEFAULTS: dict[Task, tuple[str, ...]] = {
     "regression": ("none", "max-norm", "iso:t=4", "gafm-original"),
 }
 Row = Mapping[str, Any]
-_COLUMNS = 4  # attacks side by side, so that 80 characters are enough
-_NAME_WIDTH = 20
 _CAPTURED = 200  # rows of the first seed, for the report's pictures
 
 
@@ -219,22 +217,15 @@ def _attacks(rows: Sequence[Row]) -> list[str]:
 
 
 def screen_tables(document: Row) -> Iterator[Table]:
-    """Yield the table for a terminal of 80 columns, four attacks in each part."""
+    """Yield the table for a terminal of 80 columns, in parts if it is wider."""
     attacks, rows = _attacks(document["rows"]), document["rows"]
-    for start in range(0, max(len(attacks), 1), _COLUMNS):
-        part = attacks[start : start + _COLUMNS]
-        cells = [[_name(row), *(_leak(row, each) for each in part)] for row in rows]
-        heads = ["defense", *part]
-        if start == 0:
-            heads[1:1] = [f"{metric_name(document['metric'])}\nworst–best"]
-            heads.append("time")
-            for row, own in zip(rows, cells, strict=True):
-                mean, worst, best = _utility(row)
-                own[1:1] = [f"{mean}\n{worst}–{best}"]
-                own.append(_time(row))
-        table = text_table(heads, cells, lines=True)
-        table.columns[0].max_width = _NAME_WIDTH
-        yield table
+    heads = ["defense", f"{metric_name(document['metric'])}\nworst–best", *attacks]
+    cells = []
+    for row in rows:
+        mean, worst, best = _utility(row)
+        leaks = [_leak(row, attack) for attack in attacks]
+        cells.append([_name(row), f"{mean}\n{worst}–{best}", *leaks, _time(row)])
+    yield from text_tables([*heads, "time"], cells, lines=True)
 
 
 def comparison_markdown(document: Row) -> str:

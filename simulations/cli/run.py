@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.printing import metric_name, text_table
+from flower_vfl.simulations.printing import metric_name, text_tables
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.alone import guess, train_alone
 from flower_vfl.simulations.studies.run_metrics import leaks, main_metric, utilities
@@ -168,7 +168,7 @@ def show_result(document: dict[str, Any]) -> None:
     lacking = any(config.get(name) for name in _LACKING)
     hidden = {"loss", "f1", "model_leak"} | (set() if lacking else {"ace"})
     console.print(
-        _epochs(records, hidden if config["train_metrics"] else hidden | {"train"})
+        *_epochs(records, hidden if config["train_metrics"] else hidden | {"train"})
     )
     found = leaks(records)
     if not found.empty:
@@ -176,7 +176,7 @@ def show_result(document: dict[str, Any]) -> None:
         what = "|rho| of score and label" if regression else "leak AUC"
         none = 0 if regression else 0.5
         console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
-        console.print(_leakage(found, "leak"))
+        console.print(*_leakage(found, "leak"))
     members = records[records["metric"] == MEMBERSHIP]
     if not members.empty:
         console.print(
@@ -184,7 +184,7 @@ def show_result(document: dict[str, Any]) -> None:
         )
         groups = members.groupby(["party", "attack", "layer"], sort=False)
         means = groups["value"].mean()
-        console.print(_leakage(means.reset_index().assign(random=False), "value"))
+        console.print(*_leakage(means.reset_index().assign(random=False), "value"))
     for line in [*_defense_lines(records), *_audit_lines(records)]:
         console.print(line)
     promised = Guarantee.from_dict(document[PRIVACY])
@@ -194,7 +194,7 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"the loss was chosen by validation rows: {tried}")
     if document.get("completion"):
         console.print("model completion, beside what the known labels alone give")
-        console.print(_completion(document["completion"]))
+        console.print(*_completion(document["completion"]))
     if ALONE in document:
         console.print(alone_line(document, records), style="bold", markup=False)
     if document["stopped"]:
@@ -207,7 +207,7 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(f"saved in {config['out']}", soft_wrap=True)
 
 
-def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
+def _epochs(records: pd.DataFrame, hidden: set[str]) -> Iterator[Table]:
     """Return loss and evaluation of the first, the middle and the last epoch."""
     training = records.query("metric == 'loss' and split == 'train' and step == 0")
     losses = training.set_index("epoch")["value"]
@@ -221,10 +221,10 @@ def _epochs(records: pd.DataFrame, hidden: set[str]) -> Table:
         cells = [losses[epoch], *(values.get((epoch, name)) for name in names.unique())]
         texts = ["" if value is None else f"{value:.4f}" for value in cells]
         rows.append([str(epoch), *texts])
-    return text_table(["epoch", "loss", *names.unique()], rows, left=0)
+    return text_tables(["epoch", "loss", *names.unique()], rows, left=0)
 
 
-def _leakage(found: pd.DataFrame, column: str) -> Table:
+def _leakage(found: pd.DataFrame, column: str) -> Iterator[Table]:
     """Return one figure of each attack on each party, and on each of its layers."""
     attacks, lines = list(found["attack"].unique()), []
     for (party, random), own in found.groupby(["party", "random"], sort=False):
@@ -235,10 +235,10 @@ def _leakage(found: pd.DataFrame, column: str) -> Table:
             values = rows.set_index("attack")[column].reindex(attacks)
             cells = ["" if value != value else f"{value:.3f}" for value in values]
             lines.append([name, *cells])
-    return text_table(["party", *attacks], lines)
+    return text_tables(["party", *attacks], lines)
 
 
-def _completion(entries: list[dict[str, Any]]) -> Table:
+def _completion(entries: list[dict[str, Any]]) -> Iterator[Table]:
     """Return the success of model completion beside what the labels alone give."""
     heads = ["attack", "party", "metric", "train", "test"]
     heads += ["alone: train", "alone: test"]
@@ -248,7 +248,7 @@ def _completion(entries: list[dict[str, Any]]) -> Table:
         cells = [_average(own[key].dropna().astype(float)) for key in _SUCCESSES]
         names = [parse_spec(str(attack))[0], str(party), str(own["metric"].iloc[0])]
         lines.append([*names, *cells])
-    return text_table(heads, lines, left=3)
+    return text_tables(heads, lines, left=3)
 
 
 def _average(values: pd.Series[float]) -> str:

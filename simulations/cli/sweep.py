@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.simulations.config import DEFENSE, RunConfig
-from flower_vfl.simulations.printing import metric_name, text_table
+from flower_vfl.simulations.printing import metric_name, text_table, text_tables
 from flower_vfl.simulations.studies.methods import (
     VANILLA,
     parse_method,
@@ -21,6 +21,7 @@ from flower_vfl.simulations.studies.run_metrics import shown_whole
 from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import tradeoff
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
+from flower_vfl.simulations.studies.verdict import comparison, verdict
 
 from .options import (
     AsJson,
@@ -43,8 +44,8 @@ def sweep(
     values: Annotated[
         list[str] | None,
         option(
-            "Values to try, as in seed=0,1,2: of a setting, of a parameter of one "
-            "(defense.s=1,4) or of a method (marvell.s=1,4). Once for each; every "
+            "Values of a setting (seed=0,1,2), of a parameter of a setting "
+            "(defense.s=1,4) or of a method (marvell.s=1,4). Repeatable; every "
             "combination is run.",
             "--set",
         ),
@@ -52,7 +53,7 @@ def sweep(
     defenses: Annotated[
         list[str] | None,
         option(
-            "A defense, or what 'compare' takes for one; once for each.",
+            "A defense, or any other method that 'compare' takes; repeatable.",
             "--defense",
             panel=DEFENSE,
         ),
@@ -63,7 +64,7 @@ def sweep(
     gpus: Gpus = 0.0,
     out: Out = None,
     format: Annotated[
-        str, option("Kind of the file with all results: csv or parquet.")
+        str, option("Format of the table of results: csv or parquet.")
     ] = "csv",
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +77,7 @@ def sweep(
     if format not in TABLES:
         raise unknown_name("format", format, TABLES)
     if not values:
-        raise ConfigError("what is to be varied? Say --set defense.s=0.1,1,4")
+        raise ConfigError("nothing to vary; give values with --set defense.s=0.1,1,4")
     if not config.attack:
         config = replace(config, attack=default_attacks(config))
     varied = parse_values(values)
@@ -98,6 +99,7 @@ def sweep(
     )
     found = study.extra["tradeoff"] = tradeoff(study)
     study.save()
+    found = found | {"verdict": list(verdict(comparison(study)))}
     table = str(study.write_table(format))
     document = {"title": study.title, **found, "results": table}
     finish(study, document, as_json, partial(_show, found, table))
@@ -115,15 +117,18 @@ def _show(found: dict[str, Any], table: str) -> None:
         areas.append([defense, f"{curve['area']:.3f}"])
         for point in curve["points"]:
             setting = ", ".join(f"{n}={v}" for n, v in point["labels"].items())
+            setting += "\n(did not train)" if "did_not_train" in point else ""
             attack = max(point["leaks"], key=point["leaks"].__getitem__)
-            leak = f"{point['leaks'][attack]:.3f} {attack}"
+            leak = f"{point['leaks'][attack]:.3f}\n{attack.partition(':')[0]}"
             figures = [f"{point[name]:.3f}" for name in ("x", "y")]
             figures += [f"{point[n]:.3f}" if n in point else "" for n in whole]
             points.append([defense, setting, f"{point['utility']:.3f}", leak, *figures])
     console = Console(highlight=False)
-    console.print(text_table(heads, points, left=2))
+    console.print(*text_tables(heads, points, left=2))
     console.print(text_table(["defense", "area under the curve"], areas))
     console.print(
-        "privacy 1: no attack beats a coin; utility 1: no error; mean of seeds"
+        "privacy 1: no attack beats a guess; utility 1: no errors; mean over seeds"
     )
+    for sentence in found["verdict"]:
+        console.print(sentence, style="bold", markup=False)
     print(table)

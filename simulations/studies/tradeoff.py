@@ -98,6 +98,10 @@ def tradeoff(study: Study) -> dict[str, Any]:
     labels = labels.assign(**{DEFENSE: labels.get(DEFENSE, "none")})
     settings = labels.groupby(list(labels), sort=False, dropna=False).ngroup()
     found = tradeoff_points(study.records(), settings).drop(columns="name")
+    if study.finished:
+        why = study.frame().set_index("key")["did_not_train"]
+        why = why[why != ""].groupby(settings).first()
+        found = found.assign(did_not_train=why.reindex(found.index))
     points: dict[str, list[dict[Any, Any]]] = {}
     for setting, point in found.to_dict("index").items():
         own = {str(n): v for n, v in labels[settings == setting].iloc[0].items()}

@@ -232,7 +232,7 @@ def test_the_command_sweeps(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "what is to be varied?"),
+        ([], "nothing to vary"),
         (["--set", "seed=0", "--format", "xls"], "known: csv, parquet"),
         (
             ["--defense", "marvell", "--set", "defense.q=1"],
