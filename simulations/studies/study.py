@@ -176,7 +176,7 @@ def run_study(
                     break
     except KeyboardInterrupt:
         kept = f"{len(study.documents)} of {len(unique)} runs are finished in {folder}"
-        raise KeyboardInterrupt(kept, "the same command goes on with others") from None
+        raise KeyboardInterrupt(kept, "run the same command to continue") from None
     finally:
         study.save()
         study.write_table()
