@@ -71,7 +71,7 @@ OTHERS: dict[str, Settings] = {
     "marvell:s=16": {"defense": "marvell:s=16"},
     "marvell:auc=0.75,over=run": {"defense": "marvell:auc=0.75,over=run,epochs=20"},
     "gafm": {"objective": "gafm", "width": 1, "aggregation": "mean"},
-    "ladsg": preset("ladsg"),
+    "ladsg": preset("ladsg:epochs=50,first_epoch=vanilla,balanced=false"),
 }
 
 

@@ -139,9 +139,10 @@ BASELINES: dict[str, Settings] = {
     "NG 1e-4": {"defense": "ng:scale=0.0001"},
     "MG": {"defense": "mg:bins=12,bound=0.001"},
     "PPDL": {"defense": "ppdl:theta=0.5"},
-    "SGSub": preset("ladsg:distill=false,detect=false"),
+    "SGSub": preset("ladsg:distill=false,detect=false,balanced=false"),
     "FLSG": {"defense": "flsg"},
 }
+PAPER = "epochs=50,first_epoch=vanilla,balanced=false"
 METHODS = (*list(BASELINES)[:6], "LADSG", "SGSub", "LADistill", "FLSG", "KDk")
 
 
@@ -153,8 +154,8 @@ def settings(method: str, case: Case) -> Settings:
     if method == "KDk":  # with a larger teacher, as in Table 3 of the paper
         return {"objective": f"kdk:{soft},teacher=mlp:hidden=256+256"}
     if method == "LADistill":
-        return preset(f"ladsg:substitute=false,detect=false,{soft}")
-    whole = preset(f"ladsg:{soft}")
+        return preset(f"ladsg:substitute=false,detect=false,{PAPER},{soft}")
+    whole = preset(f"ladsg:{PAPER},{soft}")
     if method == "LADSG silent":  # ours: no gradients before there is a teacher
         whole["objective"] += ",first_epoch=silent"
     return whole

@@ -165,7 +165,8 @@ def configured(case: Case, method: str) -> RunConfig:
     if method == "vanilla":
         return config
     parts = "" if method == "LADSG" else "substitute=false,detect=false,"
-    settings = preset(f"ladsg:{parts}{case.soft},epochs={case.teacher[0]}")
+    parts += f"first_epoch=vanilla,balanced=false,epochs={case.teacher[0]}"
+    settings = preset(f"ladsg:{parts},{case.soft}")
     return replace(config, **settings)  # type: ignore[arg-type]
 
 

@@ -60,9 +60,10 @@ class Setup:
         outputs = self.classes if self.task == "multiclass" else 1
         return build_top(self.config.top, self.joined, outputs)
 
-    def teacher(self, text: str) -> nn.Module:
+    def teacher(self, text: str, on_embeddings: bool = False) -> nn.Module:
         """Return a teacher for the label party's features, or for the embeddings."""
-        spec = self.own or InputSpec(numeric=self.joined)
+        own = None if on_embeddings else self.own
+        spec = own or InputSpec(numeric=self.joined)
         return build_bottom(text, spec, self.classes)
 
 
@@ -75,6 +76,7 @@ def gafm(
     hidden: int = 16,
     parts: Parts = "both",
     squashed: Literal["auto", "yes", "no"] = "auto",
+    balanced: bool = False,
 ) -> Objective:
     """Return GAFM, which has no top model."""
     sigmoid = squashed == "yes"
@@ -82,9 +84,8 @@ def gafm(
         name, parameters = parse_spec(setup.config.bottom)
         usual = "sigmoid" if name in _SQUASHED else "none"
         sigmoid = parameters.get("final", usual) == "sigmoid"
-    return GAFM(
-        setup.joined, setup.classes, delta, gamma, sigma, clip, hidden, parts, sigmoid
-    )
+    shape = setup.joined, setup.classes
+    return GAFM(*shape, delta, gamma, sigma, clip, hidden, parts, sigmoid, balanced)
 
 
 def gafm_original(
@@ -110,11 +111,13 @@ def distilled(
     epochs: int = 50,
     batch: int = 128,
     lr: float = 5e-3,
+    balanced: bool = False,
+    on_embeddings: bool = False,
 ) -> Objective:
     """Return LADistill or KDk."""
-    made = setup.teacher(teacher)
-    top, classes = setup.top(), setup.classes
-    return kind(top, made, classes, k, eps, first_epoch, epochs, batch, lr)
+    models = setup.top(), setup.teacher(teacher, on_embeddings), setup.classes
+    trained = epochs, batch, lr, balanced, on_embeddings
+    return kind(*models, k, eps, first_epoch, *trained)
 
 
 # How an objective is built, and the tasks that it is for.
@@ -178,24 +181,32 @@ def ladsg(
     k: int = 2,
     eps: float = 0.3,
     teacher: str = "auto",
-    epochs: int = 50,
-    first_epoch: FirstEpoch = "vanilla",
+    epochs: int = 10,
+    first_epoch: FirstEpoch = "silent",
+    balanced: bool = True,
 ) -> Settings:
     """Return LADSG: LADistill, SGSub and Geno, each of which is optional."""
-    stages = [name for name, on in (("sgsub", substitute), ("geno", detect)) if on]
+    sgsub = "sgsub:draw=entries" if balanced else "sgsub"
+    stages = [name for name, on in ((sgsub, substitute), ("geno", detect)) if on]
     objective = "auto"
     if distill:
         objective = f"ladistill:k={k},eps={eps:g},teacher={teacher},epochs={epochs}"
         if first_epoch != "vanilla":
             objective += f",first_epoch={first_epoch}"
+        objective += ",balanced=true,on_embeddings=true" if balanced else ""
     return {"objective": objective, "defense": " | ".join(stages)}
 
 
 def gafm_preset(
-    delta: float = 0.05, gamma: float = 1.0, sigma: float = 0.01, width: int = 1
+    delta: float = 0.05,
+    gamma: float = 1.0,
+    sigma: float = 0.01,
+    width: int = 1,
+    balanced: bool = True,
 ) -> Settings:
     """Return GAFM and its cut layer: the mean of one column, or of one per class."""
     objective = f"gafm:delta={delta:g},gamma={gamma:g},sigma={sigma:g}"
+    objective += ",balanced=true" if balanced else ""
     return {"objective": objective, "width": width, "aggregation": "mean"}
 
 

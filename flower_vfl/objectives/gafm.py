@@ -26,11 +26,15 @@ from .base import (
 
 Parts = Literal["both", "gan", "ce"]
 _NEWEST = 0.1  # weight of the newest batch in the running class means
+_STEPS = 5  # of the discriminator where it is balanced, as in Wasserstein GAN
 
 
-def gan_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
+def gan_loss(
+    discriminator: nn.Module, real: Tensor, fake: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Return E[D(real)] − E[D(fake)], the Wasserstein loss of GAFM's equation 3."""
-    real_score: Tensor = discriminator(real).mean()
+    scores = discriminator(real)
+    real_score: Tensor = scores.mean() if weights is None else (weights @ scores).sum()
     fake_score: Tensor = discriminator(fake).mean()
     return real_score - fake_score
 
@@ -76,10 +80,12 @@ class AdversarialObjective(Objective):
         """Return the label party's secret numbers, or torch's outside of a party."""
         return self.noise or Noise(int(torch.randint(2**62, (1,))))
 
-    def train_discriminator(self, real: Tensor, fake: Tensor) -> None:
-        """Take one step up the GAN loss and clamp the weights to [−clip, clip]."""
-        for optimizer in self._ascent:
-            _descend(optimizer, -gan_loss(self.discriminator, real, fake))
+    def train_discriminator(
+        self, real: Tensor, fake: Tensor, weights: Tensor | None = None, steps: int = 1
+    ) -> None:
+        """Take steps up the GAN loss and clamp the weights to [−clip, clip]."""
+        for optimizer in self._ascent * steps:
+            _descend(optimizer, -gan_loss(self.discriminator, real, fake, weights))
             with torch.no_grad():
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self.clip, self.clip)
@@ -121,6 +127,12 @@ def response_loss(embedding: Tensor, response: Tensor, squashed: bool = True) ->
     return F.binary_cross_entropy(torch.sigmoid(embedding).mean(dim=1), response)
 
 
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Return weights of rows whose sum is 1, and the same for every class present."""
+    counts = torch.bincount(labels.long(), minlength=classes)
+    return 1.0 / (counts[labels.long()] * torch.count_nonzero(counts))
+
+
 def unit_length(gradient: Tensor) -> Tensor:
     """Return a gradient divided by the norm of the whole batch; zeros stay zeros."""
     largest = gradient.abs().max()
@@ -154,7 +166,8 @@ class ClassGenerator(nn.Module):
 
     The GAN part knows only the distribution of the labels, which any order of the
     classes fits. L_CE assigns f's columns to the classes, and with f's logits in its
-    output the generator follows that order from the start.
+    output the generator follows that order from the start. One class stands for a
+    binary task: its columns are one logit.
     """
 
     def __init__(self, width: int, classes: int, hidden: int) -> None:
@@ -165,7 +178,7 @@ class ClassGenerator(nn.Module):
     def forward(self, embedding: Tensor) -> Tensor:
         """Return points of the simplex (B, classes)."""
         logits = class_logits(embedding, self.classes) + self.learned(embedding)
-        return torch.softmax(logits, dim=1)
+        return logits.sigmoid() if self.classes == 1 else torch.softmax(logits, dim=1)
 
 
 class GAFM(AdversarialObjective):
@@ -211,6 +224,11 @@ class GAFM(AdversarialObjective):
     squashed : bool (default: True)
         Whether the parties' models end in a sigmoid, as the paper's do on Spambase and
         IMDB. Ignored with more than two classes.
+    balanced : bool (default: False)
+        Our extension for rare classes: all classes of a batch have the same weight in
+        E[D(y+ε)], the discriminator takes 5 steps for each one of the generator, and f
+        is added to the generator's logits. Rows of the parties' gradients keep equal
+        weights, which would reveal the class.
 
     Attributes
     ----------
@@ -241,16 +259,18 @@ class GAFM(AdversarialObjective):
         hidden: int = 16,
         parts: Parts = "both",
         squashed: bool = True,
+        balanced: bool = False,
     ) -> None:
         super().__init__(gamma, sigma, clip)
         _check(width, classes, delta, hidden, parts)
         self.task: Task = "binary" if classes == 2 else "multiclass"
         self.width, self.classes, self.hidden = width, classes, hidden
-        self.delta, self.squashed = delta, squashed
+        self.delta, self.squashed, self.balanced = delta, squashed, balanced
         self.parts: Parts = parts
         columns = 1 if classes == 2 else classes
-        self.generator: nn.Module = ClassGenerator(width, classes, hidden)
-        if classes == 2:
+        logits = columns if balanced else classes
+        self.generator: nn.Module = ClassGenerator(width, logits, hidden)
+        if classes == 2 and not balanced:
             self.generator = _network(width, hidden, 1).append(nn.Sigmoid())
         self.discriminator = _network(columns, hidden, 1).append(nn.LeakyReLU())
         # Running mean of the generator's output in each class, and whether there is one
@@ -273,12 +293,14 @@ class GAFM(AdversarialObjective):
         response = randomized_response(labels, shift, self.classes)
         with torch.no_grad():
             fake = self.generator(self._flat(embedding))
-        self.train_discriminator(real, fake)
+        weights = class_weights(labels, self.classes) if self.balanced else None
+        self.train_discriminator(real, fake, weights, _STEPS if self.balanced else 1)
         fixed = self._flat(embedding.detach())
-        self.train_predictor(gan_loss(self.discriminator, real, self.generator(fixed)))
+        made = self.generator(fixed)
+        self.train_predictor(gan_loss(self.discriminator, real, made, weights))
         self._orient(fixed, labels)
         flat = self._flat(embedding)
-        gan = gan_loss(self.discriminator, real, self.generator(flat))
+        gan = gan_loss(self.discriminator, real, self.generator(flat), weights)
         ce = response_loss(self._within(flat), response, self.squashed)
         return self._outcome(embedding, gan, ce)
 

@@ -146,6 +146,13 @@ class LADistill(CrossEntropy):
         Rows of its batches.
     teacher_lr : float (default: 5e-3)
         Learning rate of its Adam.
+    balanced : bool (default: False)
+        Our extension for rare classes: whether the teacher's probabilities are divided
+        by the classes' shares of the training rows. Otherwise a class of 5 % is hardly
+        ever the likeliest, and all soft labels are the same.
+    on_embeddings : bool (default: False)
+        Whether the teacher is trained on the embeddings of the first epoch although the
+        label party has features, which may tell less than those of all parties.
 
     Examples
     --------
@@ -171,6 +178,8 @@ class LADistill(CrossEntropy):
         teacher_epochs: int = 50,
         teacher_batch: int = 128,
         teacher_lr: float = 5e-3,
+        balanced: bool = False,
+        on_embeddings: bool = False,
     ) -> None:
         super().__init__(top, classes)
         allowed = f"from 2 to the number of classes, {classes}"
@@ -186,7 +195,8 @@ class LADistill(CrossEntropy):
         self.k, self.eps = k, eps
         self.first_epoch: FirstEpoch = first_epoch
         self.teacher_epochs, self.teacher_batch = teacher_epochs, teacher_batch
-        self.teacher_lr = teacher_lr
+        self.teacher_lr, self.balanced = teacher_lr, balanced
+        self.on_embeddings = on_embeddings
         self._features: tuple[Tensor, ...] = ()
         self._labels: Tensor | None = None
         self._training: Tensor | None = None
@@ -203,7 +213,8 @@ class LADistill(CrossEntropy):
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
     ) -> None:
         """Store the data that the teacher is trained on; forget an earlier teacher."""
-        self._features, self._labels = tuple(features), labels
+        self._features = () if self.on_embeddings else tuple(features)
+        self._labels = labels
         self._training = training
         self._seen, self._ranked = [], None
 
@@ -263,6 +274,8 @@ class LADistill(CrossEntropy):
         settings = self.teacher_epochs, self.teacher_batch, self.teacher_lr
         train_teacher(self.teacher, inputs, labels, *settings)
         logits = teacher_logits(self.teacher, inputs, self.classes)
+        if self.balanced:
+            logits -= labels.bincount(minlength=self.classes).clamp_min(1).log()
         self.teacher.train(was_training)
         shape = len(self._labels), self.k
         ranked = torch.zeros(shape, dtype=torch.int32, device=rows.device)
@@ -293,7 +306,7 @@ class KDk(LADistill):
     ----------
     top, teacher, classes, k, eps, first_epoch
         As for :class:`LADistill`.
-    teacher_epochs, teacher_batch, teacher_lr
+    teacher_epochs, teacher_batch, teacher_lr, balanced, on_embeddings
         As for :class:`LADistill`.
 
     Examples

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import require
+from flower_vfl.errors import check_name, require
 from flower_vfl.randomness import Noise
 from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
+Draw = Literal["normal", "entries"]
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
 
 
@@ -91,6 +92,7 @@ def search(
     tau: float,
     max_attempts: int,
     stream: Noise,
+    draw: Draw = "normal",
 ) -> Substitute:
     """Sample a similar gradient: the first with a score of at most τ, or the best."""
     entries = original.entries
@@ -98,8 +100,12 @@ def search(
     ends = [float(end) for end in torch.aminmax(entries)]
     best, lowest, attempts = entries, math.inf, 0
     for attempts in range(1, max_attempts + 1):
-        drawn = stream.normal(entries.shape, entries.dtype).to(entries.device)
-        candidate = drawn.mul_(std).add_(mean).clamp_(*ends)
+        if draw == "entries":
+            places = stream.uniform(entries.shape).mul_(len(entries)).long()
+            candidate = entries[places.clamp_max_(len(entries) - 1).to(entries.device)]
+        else:
+            drawn = stream.normal(entries.shape, entries.dtype).to(entries.device)
+            candidate = drawn.mul_(std).add_(mean).clamp_(*ends)
         if original.by_rank:
             candidate = by_size(candidate)
         found = score(candidate)
@@ -136,12 +142,14 @@ def sgsub(
     tau: float = 1.0,
     max_attempts: int = 20,
     literal: bool = False,
+    draw: Draw = "normal",
 ) -> Substitute:
     """Replace a gradient by a sampled one that is similar.
 
-    A candidate is n numbers from N(mean, std²) of the entries, clamped to their range
-    and written in their rank order. Its score is W_cos·(1 − cos) + W_M·D_M/√n, with D_M
-    the Mahalanobis distance for the variances of the columns (plus 1e-12).
+    A candidate is n numbers from N(mean, std²) of the entries, clamped to their range,
+    or n of the entries with replacement, written in their rank order. Its score is
+    W_cos·(1 − cos) + W_M·D_M/√n, with D_M the Mahalanobis distance for the variances of
+    the columns (plus 1e-12).
     """
     original = Original.of(rows, by_rank=not literal)
     variances = original.variances()
@@ -152,7 +160,7 @@ def sgsub(
         distance = mahalanobis(candidate, original.entries, variances)
         return w_cos * turned + w_m * distance
 
-    return search(original, score, tau, max_attempts, stream)
+    return search(original, score, tau, max_attempts, stream, draw)
 
 
 def flsg(
@@ -191,6 +199,11 @@ class SGSub(RowTransform):
     literal : bool (default: False)
         Score as printed in the paper: with the cosine itself, which favours unlike
         directions, and before the candidate is sorted.
+    draw : {"normal", "entries"} (default: "normal")
+        What candidates are drawn from: a normal distribution, as in the paper, or the
+        entries themselves, with replacement (ours). Where one class is rare most rows
+        have small gradients and a few large ones. Normal numbers make the small ones
+        large, and the model does not learn.
 
     Examples
     --------
@@ -208,6 +221,7 @@ class SGSub(RowTransform):
     tau: float = 1.0
     max_attempts: int = 20
     literal: bool = False
+    draw: Draw = "normal"
 
     def __post_init__(self) -> None:
         for name, weight in (("w_cos", self.w_cos), ("w_m", self.w_m)):
@@ -215,6 +229,7 @@ class SGSub(RowTransform):
         require(not math.isnan(self.tau), "tau", "a number", self.tau)
         attempts = self.max_attempts
         require(attempts >= 1, "max_attempts", "at least 1", attempts)
+        check_name("draw", self.draw, ("normal", "entries"))
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
