@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from flower_vfl import ConfigError
-from flower_vfl.objectives import GAFM
+from flower_vfl.objectives import GAFM, gafm
 from flower_vfl.objectives.gafm import (
+    ClassGenerator,
+    class_weights,
     gan_loss,
     match_columns,
     randomized_response,
@@ -268,6 +271,31 @@ def test_the_gan_loss_is_a_difference_of_means() -> None:
     nn.init.constant_(double.weight, 2.0)
     real, fake = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.5], [0.7]])
     assert gan_loss(double, real, fake).item() == pytest.approx(1.0 - 1.2)
+
+
+def test_classes_have_the_same_weight_where_they_are_balanced() -> None:
+    double = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(double.weight, 2.0)
+    labels = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    weights = class_weights(labels, 2)
+    torch.testing.assert_close(weights, torch.tensor([3.0, 1.0, 1.0, 1.0]) / 6)
+    real, fake = labels.unsqueeze(1), torch.zeros(4, 1)
+    assert gan_loss(double, real, fake, weights).item() == pytest.approx(1.0)
+    assert class_weights(torch.zeros(4), 2).tolist() == [0.25] * 4  # one class only
+
+
+def test_a_balanced_generator_adds_the_embedding_to_its_logit() -> None:
+    objective = made(balanced=True, squashed=False)
+    generator = objective.generator
+    assert isinstance(generator, ClassGenerator)
+    embedding, labels = batch()
+    expected = torch.sigmoid(embedding + generator.learned(embedding))
+    torch.testing.assert_close(generator(embedding), expected)
+    objective.configure(ADAM)
+    calls = mock.Mock(wraps=gafm.gan_loss)
+    with mock.patch.object(gafm, "gan_loss", calls):
+        objective.step(embedding.requires_grad_(), labels)
+    assert calls.call_count == 5 + 2  # discriminator; generator and parties
 
 
 def test_a_frozen_objective_still_gives_a_gradient() -> None:

@@ -212,6 +212,37 @@ def test_a_frozen_teacher_is_used_as_it_is() -> None:
     assert torch.equal(ranked[:, 0].long(), objective.teacher(features).argmax(dim=1))
 
 
+@pytest.mark.parametrize(("balanced", "share"), [(False, 0.0), (True, 0.5)])
+def test_a_rare_class_is_likeliest_where_its_share_counts(
+    balanced: bool, share: float
+) -> None:
+    labels = (torch.arange(ROWS) % 10 == 0).long()
+    features = torch.zeros(ROWS, WIDTH)
+    features[::2, 0] = 1.0  # half of the rows are twice as likely to be positive
+    objective = made(LADistill, 2, balanced=balanced)
+    objective.teacher.requires_grad_(False)
+    objective.teacher.weight.copy_(torch.eye(2, WIDTH)[[1, 0]])  # type: ignore[union-attr,operator]
+    objective.teacher.bias.copy_(torch.tensor([2.0, -0.5]))  # type: ignore[union-attr,operator]
+    objective.prepare((features,), objective.encode(labels), torch.arange(ROWS))
+    objective.rows = torch.arange(4)
+    objective.step(features[:4].clone().requires_grad_(), objective.encode(labels)[:4])
+    ranked = objective.get_extra_state()["ranked"]
+    assert ranked[:, 0].float().mean() == share
+
+
+def test_a_teacher_on_embeddings_waits_although_there_are_features() -> None:
+    features, labels = data(2)
+    objective = made(LADistill, 2, first_epoch="silent", on_embeddings=True)
+    objective.configure(SGD)
+    objective.prepare((features,), objective.encode(labels), torch.arange(ROWS))
+    objective.rows = torch.arange(ROWS)
+    silent = objective.step(features.clone().requires_grad_(), labels.float())
+    assert not silent.gradient.any()
+    assert objective.step(
+        features.clone().requires_grad_(), labels.float()
+    ).gradient.any()
+
+
 def test_rows_that_are_not_for_training_teach_nothing() -> None:
     features, labels = data(2)
     results = []

@@ -203,6 +203,19 @@ def test_metrics() -> None:
     assert 0.0 < batch.metrics["flsg_distance"] < 2.0
 
 
+def test_entries_are_drawn_with_their_heavy_tails() -> None:
+    rows = torch.full((100, 4), 1e-4)
+    rows[::20] = -1.0  # of the rare class
+    rows += 1e-6 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    found = sgsub(rows, stream(), draw="entries").rows
+    assert set(found.flatten().tolist()) < set(rows.flatten().tolist())
+    common = torch.arange(100) % 20 != 0
+    size = rows[common].abs().median()
+    assert found[common].abs().median() == pytest.approx(float(size), rel=0.1)
+    # normal numbers make them a thousand times as large
+    assert sgsub(rows, stream()).rows[common].abs().median() > 100 * size
+
+
 def test_what_the_rank_order_leaks() -> None:
     """As in ``benchmarks/transforms.py --leak``, on gradients of a made-up task."""
 
@@ -232,6 +245,7 @@ def test_what_the_rank_order_leaks() -> None:
         (lambda: SGSub(w_m=math.inf), "w_m"),
         (lambda: SGSub(tau=math.nan), "tau"),
         (lambda: SGSub(max_attempts=0), "max_attempts must be at least 1, got 0"),
+        (lambda: SGSub(draw="rows"), "draw"),  # type: ignore[arg-type]
         (lambda: FLSG(tau=math.nan), "tau"),
         (lambda: FLSG(max_attempts=0), "max_attempts"),
     ],
