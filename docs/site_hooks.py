@@ -2,13 +2,15 @@
 
 - The package's folders ``strategies`` and ``simulations`` lie outside it, so the API
   reference is read from a copy in which they are in their places.
-- A few documents lie outside ``docs``; they become pages, and links to them are led
-  there. A link to any other file of the repository becomes plain text.
+- A few documents lie outside ``docs``, the notebooks of ``examples`` among them; they
+  become pages, and links to them are led there. A link to any other file of the
+  repository becomes plain text.
 - The tables of commands and settings are made from the code.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -30,6 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "simulations/deployment/README.md": "deployment.md",
+}
+NOTEBOOKS = {
+    f"examples/{path.name}": f"examples/{path.stem}.md"
+    for path in sorted((ROOT / "examples").glob("*.ipynb"))
 }
 MAPPED = ("strategies", "simulations")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -74,7 +80,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the documents that lie outside `docs`."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for source, page in NOTEBOOKS.items():
+        text = "\n\n".join(_notebook(json.loads((ROOT / source).read_text())))
+        files.append(File.generated(config, page, content=text))
     return files
+
+
+def _notebook(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the cells of a notebook and their stored outputs as Markdown."""
+    for cell in document["cells"]:
+        source = "".join(cell["source"])
+        yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "text/html" in data:
+                yield "".join(data["text/html"])
+            else:
+                text = "".join(output.get("text") or data["text/plain"]).rstrip()
+                yield f"```text\n{text}\n```"
 
 
 def on_page_markdown(
@@ -94,8 +117,10 @@ def on_page_markdown(
 
 def _with_links(text: str, uri: str, files: Files) -> str:
     """Return the text of a page with links as the site has their targets."""
-    pages = {f"docs/{file.src_uri}": file.src_uri for file in files} | OUTSIDE
-    sources = {there: source for source, there in OUTSIDE.items()}
+    pages = (
+        {f"docs/{file.src_uri}": file.src_uri for file in files} | OUTSIDE | NOTEBOOKS
+    )
+    sources = {there: source for source, there in (OUTSIDE | NOTEBOOKS).items()}
     folder = posixpath.dirname(sources.get(uri, f"docs/{uri}"))
 
     def lead(match: re.Match[str]) -> str:
