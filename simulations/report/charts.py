@@ -34,10 +34,14 @@ _SHORT = 20  # characters; longer names stand one below the other in a legend
 # Sizes of the trade-off chart and of a letter, in pixels, and where a label may be: on
 # which side of its point, and how many lines below.
 _WIDTHS, _HEIGHT, _LETTER = (300, 450, 650), 300, 6.2
-_BESIDE = [(side, n) for n in (0, -1, 1, -2, 2, -3, 3) for side in (1, -1)]
+_BESIDE = [(1, 0), (-1, 0), (0, -1), (0, 1)]
+_BESIDE += [(side, n) for n in (-1, 1, -2, 2, -3, 3) for side in (1, -1)]
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
+# A text mark beside its point, from the columns of `labels_beside`.
+BESIDE = {"dx": alt.expr("datum.side * 9"), "dy": alt.expr("datum.down")}
+BESIDE["align"] = alt.expr("datum.side ? datum.side < 0 ? 'right' : 'left' : 'center'")
 TEMPLATES = Path(__file__).with_name("templates")
 Floats = NDArray[np.float64]
 Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
@@ -222,13 +226,7 @@ def tradeoff_chart(
         layers.append(steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
     layers.append(_points(base).encode(shape=look.shape()))
     texts = _filtered(points.assign(**labels_beside(points, x, y)), look).mark_text(
-        align=alt.expr("datum.side < 0 ? 'right' : 'left'"),
-        dx=alt.expr("datum.side * 9"),
-        dy=alt.expr("datum.down"),
-        fontSize=11,
-        color=css("ink"),
-        clip=True,
-        aria=False,
+        **BESIDE, fontSize=11, color=css("ink"), clip=True, aria=False
     )
     layers.append(texts.encode(x=x.x(), y=y.y(), text="label:N"))
     told.append(alt.Tooltip("leaks:N"))
@@ -243,22 +241,28 @@ def labels_beside(
     widths: Sequence[float] = _WIDTHS,
     height: float = _HEIGHT,
     letter: float = _LETTER,
+    crossed: Sequence[tuple[float, float]] = (),
 ) -> dict[str, list[Any]]:
     """Return label, side and offset of each point, without overlaps at any width.
 
-    A point that has no room beside it has no label; the legend names it still.
+    A point that has no room beside it has no label; the legend names it still. Labels
+    keep off the places that are `crossed` by lines.
     """
     assert x.domain and y.domain
     (left, right), (low, high), line = x.domain, y.domain, 2 * letter
-    across = np.outer((points["x"] - left) / (right - left), widths)
-    down = (high - points["y"].to_numpy()) / (high - low) * height
-    taken = [_box(a - 10, a + 10, d, 6) for a, d in zip(across, down, strict=True)]
+    places = np.array([*zip(points["x"], points["y"], strict=True), *crossed])
+    across = np.outer((places[:, 0] - left) / (right - left), widths)
+    down = (high - places[:, 1]) / (high - low) * height
+    reach = [10.0] * len(points) + [3.0] * len(crossed)
+    taken = [
+        _box(a - r, a + r, d, 6) for a, r, d in zip(across, reach, down, strict=True)
+    ]
     found: dict[str, list[Any]] = {"label": [], "side": [], "down": []}
     for own, name in enumerate(points["setting"]):
         a, d = across[own], down[own]
         size, free = letter * len(name), ("", 1, 0.0)
         for side, offset in _BESIDE:
-            start = a + 9 * side - (size if side < 0 else 0)
+            start = a + 9 * side - size * (1 - side) / 2
             box = _box(start, start + size, d + offset * line, line / 2)
             inside = (box[:2] >= 0).all() and (box[2] <= widths).all()
             inside = inside and (box[3] <= height).all()
