@@ -36,7 +36,7 @@ class EpochAttacks:
         self._best: dict[str, float] = {}
         self._labels = torch.zeros(0)
         self.parties: dict[str, StaleGradients] = {}
-        self._last: dict[str, list[Tensor]] = {}  # gradient and embedding by row
+        self._last: dict[str, list[Tensor]] = {}  # gradient, and embedding if given
 
     def add(
         self,
@@ -57,7 +57,8 @@ class EpochAttacks:
             except ConfigError as error:
                 raise PartyError(party, str(error), REMEDY, step) from error
             if self._latest.attacks:
-                self._keep(party, (gradient * len(rows), embeddings[party]), rows)
+                sent = [embeddings[party]] if party in embeddings else []
+                self._keep(party, [gradient * len(rows), *sent], rows)
 
     def _keep(self, party: str, seen: Sequence[Tensor], rows: Tensor) -> None:
         """Put what a party saw of some rows in the place of what it saw before."""
@@ -83,11 +84,12 @@ class EpochAttacks:
                 means = torch.cat([part.means(rows)[1] for part in parts], dim=1)
                 found += self._stale.measure({who: means}, labels, step)
             if self._latest.attacks:
-                got, sent = (
-                    {who: torch.cat([self._last[m][k][rows] for m in members], dim=1)}
-                    for k in range(2)
-                )
-                found += self._latest.measure(got, labels, step, embeddings=sent)
+                joined = [
+                    {who: torch.cat([table[rows] for table in tables], dim=1)}
+                    for tables in zip(*(self._last[m] for m in members), strict=True)
+                ]
+                sent = joined[1] if len(joined) > 1 else None  # if it was given
+                found += self._latest.measure(joined[0], labels, step, embeddings=sent)
         for number, each in enumerate(found):
             if each.attack in self._over_best:  # the largest value of any epoch
                 best = max(each.value, self._best.get(each.name, each.value))

@@ -1,4 +1,4 @@
-"""``flower-vfl report``: one HTML file about a study or a run."""
+"""``flower-vfl report`` and ``audit``: what runs and recorded gradients show."""
 
 import json
 import webbrowser
@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from flower_vfl.leakage.recording import read_recording
+from flower_vfl.simulations.attacks import split_attacks
+from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table
+from flower_vfl.simulations.studies.audit import audit as run_audit
 
-from .options import AsJson, option
+from .options import AsJson, finish, option
 
 
 def report(
@@ -33,3 +39,57 @@ def report(
         print(path)
     if opened:
         webbrowser.open(path.resolve().as_uri())
+
+
+def audit(
+    recording: Annotated[
+        Path, typer.Argument(help="An .npz or Parquet file, or a folder of them.")
+    ],
+    attack: Annotated[
+        str, option("Attacks, separated by commas; by default all that fit.")
+    ] = "",
+    defenses: Annotated[
+        list[str] | None,
+        option(
+            "A defense to try on the recorded gradients; once for each.", "--defense"
+        ),
+    ] = None,
+    task: Annotated[
+        str, option("binary, multiclass or regression; inferred from the labels.")
+    ] = "",
+    out: Annotated[
+        Path | None, option("Folder for the report; by default runs/audit-NAME.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Audit recorded gradients of any split-learning system.
+
+    For example:
+    flower-vfl audit recording/
+    flower-vfl audit gradients.npz --attack norm,cosine --defense marvell:auc=0.65
+    """
+    found = read_recording(recording)
+    study = run_audit(
+        found,
+        out or Path("runs") / f"audit-{recording.stem}",
+        recording.name,
+        split_attacks(attack),
+        defenses or DEFENSES,
+        task or None,  # type: ignore[arg-type]  # infer_task refuses others
+    )
+    leaks, sentences = leak_table(study), list(findings(study, task == "regression"))
+
+    def show() -> None:
+        cells = [
+            [str(name), *(f"{v:.3f}" for v in row)] for name, row in leaks.iterrows()
+        ]
+        console = Console(highlight=False)
+        rows = {name: len(set(own["row"])) for name, own in found.parties.items()}
+        listed = ", ".join(f"{name} ({n} rows)" for name, n in rows.items())
+        console.print(f"{recording.name}: {len(list(found.batches()))} steps; {listed}")
+        console.print(text_table(["attack", "recorded", *leaks.columns[1:]], cells))
+        console.print("leak AUC, 0.5: nothing leaks; at the party that learns most")
+        console.print(*sentences, sep="\n")
+
+    document = {"leaks": json.loads(leaks.to_json()), "findings": sentences}
+    finish(study, document, as_json, show)

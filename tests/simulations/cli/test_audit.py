@@ -1,0 +1,154 @@
+"""Audits of recorded gradients, also of apps that are not ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_cases import call
+from third_party_apps import run_digits, run_tumours
+from torch import nn
+
+from flower_vfl import InProcessGrid
+from flower_vfl.leakage.recording import Recorder, read_recording
+
+MEAN = "mean:held_out=true"
+FEW = ("--attack", "norm,cosine,stale,similarity:known=false", "--defense")
+
+
+@pytest.fixture
+def audited(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Any:
+    def run(recording: Path, *arguments: str) -> dict[str, Any]:
+        given = ("audit", str(recording), "--out", str(tmp_path / "out"), *arguments)
+        code, out, error = call(capsys, monkeypatch, *given, "--json")
+        assert code == 0, error
+        return json.loads(out)
+
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any) -> None:
+    """Flower's vertical example, with two lines more: as it is, and defended."""
+    found = {}
+    for name, before in (("plain", []), ("marvell", ["marvell:s=4"])):
+        recorder = Recorder(tmp_path / name)
+        outcome = run_tumours(InProcessGrid, defense=[*before, recorder], seed=1)
+        recorder.save()
+        assert len(read_recording(tmp_path / name).parties) == 2
+        found[name] = audited(tmp_path / name, *FEW, "marvell:s=4")
+        recorded = found[name]["leaks"]["none"]["cosine"]
+        assert recorded == pytest.approx(outcome.leaks()["cosine"], abs=0.05)
+    plain, defended = (found[name]["leaks"]["none"] for name in found)
+    assert plain["cosine"] > 0.95 and plain["similarity:known=false"] > 0.95
+    assert defended["cosine"] < 0.75
+    first, helps = found["plain"]["findings"]
+    assert first.startswith("Largest leak: 1.00, by the ")
+    assert helps.startswith("marvell:s=4 lowers what gradients leak from 1.00 to 0.")
+    page = Path(found["marvell"]["report"]).read_text()
+    assert "cosine" in page
+
+
+def test_a_client_mod_records_several_classes(tmp_path: Path, audited: Any) -> None:
+    recorder = Recorder(tmp_path / "digits")
+    run_digits(InProcessGrid, defense=recorder)
+    recorder.save()
+    found = audited(tmp_path / "digits", "--attack", MEAN, "--defense", "iso:t=99")
+    leaks = found["leaks"]
+    assert leaks["none"][MEAN] > 0.85 > 0.65 > leaks["iso:t=99"][MEAN]
+
+
+def record(folder: Path, values: bool = False) -> None:
+    """Train plain PyTorch, with three lines more."""
+    torch.manual_seed(0)
+    x = torch.randn(120, 4)
+    y = x[:, 0] if values else (x[:, 0] > 0).long()
+    bottom, top = nn.Linear(4, 3), nn.Linear(3, 1)
+    recorder = Recorder(folder)  # NEW
+    for _ in range(2):
+        for rows in torch.arange(120).split(60):
+            embedding = recorder.watch(bottom(x[rows]), y[rows], row=rows)  # NEW
+            score = top(embedding)[:, 0]
+            if values:
+                nn.functional.mse_loss(score, y[rows]).backward()
+            else:
+                loss = nn.functional.binary_cross_entropy_with_logits
+                loss(score, y[rows].float()).backward()
+    recorder.save()  # NEW
+
+
+def test_plain_pytorch_and_every_attack_that_fits(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record(tmp_path / "plain")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(capsys, monkeypatch, "audit", "plain", "--defense", "max-norm")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    for words in ("plain: 4 steps; passive-1 (120 rows)", "exploit", "embedding"):
+        assert words in out
+    assert "Largest leak: 1.00" in out and "The embeddings alone leak" in out
+    assert (tmp_path / "runs" / "audit-plain" / "report.html").is_file()
+
+
+def test_predictions_are_a_yardstick(tmp_path: Path, audited: Any) -> None:
+    labels = np.tile([0, 1], 50)
+    noise = np.random.default_rng(0).normal(size=(100, 3))
+    parts = {"gradient": noise, "label": labels, "prediction": 0.2 + 0.6 * labels}
+    np.savez(tmp_path / "a.npz", **parts)  # type: ignore[arg-type]
+    found = audited(tmp_path / "a.npz", *FEW, "max-norm")
+    result = tmp_path / "out" / "runs" / "none" / "result.json"
+    assert json.loads(result.read_text())["final"]["train_auc"] == 1.0
+    assert max(found["leaks"]["none"].values()) < 0.75
+
+
+def test_a_regression(tmp_path: Path, audited: Any) -> None:
+    record(tmp_path / "values", values=True)
+    found = audited(tmp_path / "values", "--defense", "max-norm")
+    assert set(found["leaks"]["none"]) >= {"norm", "spectral", "embedding"}
+    assert "Largest leak" in found["findings"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "'nothing' is no .npz or Parquet file, and no folder of them"),
+        (["plain", "--attack", "strange"], "unknown score attack 'strange'"),
+        (["plain", "--defense", "strange"], "unknown defense 'strange'"),
+        (["plain", "--task", "strange"], "unknown task 'strange'"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record(tmp_path / "plain")
+    monkeypatch.chdir(tmp_path)
+    code, _, error = call(capsys, monkeypatch, "audit", *arguments)
+    assert code != 0 and message in error and "Traceback" not in error
+
+
+def test_parties_must_agree(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(tmp_path / "two")
+    for party, label in (("a", [0, 1]), ("b", [1, 0])):
+        recorder.add(torch.ones(2, 2), label, party=party)
+    recorder.save()
+    code, _, error = call(capsys, monkeypatch, "audit", str(tmp_path / "two"))
+    assert code != 0 and "its labels differ from those of 'a'" in error
+    assert "'b'" in error and "Record the rows of a step in the same order" in error
