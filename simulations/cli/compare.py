@@ -74,7 +74,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        str, option("How many, from --seed on; or which ones: 0,5,7.")
+        str, option("Number of seeds, starting at --seed; or a list: 0,5,7.")
     ] = "3",
     target_leak: Annotated[
         float,
@@ -92,11 +92,11 @@ def compare(
     markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare defenses: what each costs in utility and time, and what still leaks.
+    """Compare defenses: utility, time and remaining leakage, and which to choose.
 
     For example:
     flower-vfl compare --dataset digits --seeds 5
-    flower-vfl compare --defense marvell:auc=0.65 --defense ladsg
+    flower-vfl compare --target-leak 0.65 --defense marvell --defense ladsg
     """
     if not config.attack:
         config = replace(config, attack=default_attacks(config))
@@ -189,7 +189,7 @@ def seeds_of(text: str, first: int) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or ("," not in text and numbers[0] < 1):
-        raise ConfigError(f"'{text}' are no seeds; write how many, or 0,5,7")
+        raise ConfigError(f"'{text}' are no seeds; give their number or a list: 0,5,7")
     if "," in text:
         return list(dict.fromkeys(numbers))
     return list(range(first, first + numbers[0]))
@@ -267,11 +267,11 @@ def legend(study: Study, document: Row) -> str:
     regression = utilities(study.records())["regression"].any()
     leak = "|ρ|, 0" if regression else "leak AUC, 0.5"
     at_once = max(d.get("workers", 1) for d in study.documents.values())
-    parallel = f"; {at_once} runs at a time, which slows them" if at_once > 1 else ""
+    parallel = f"; {at_once} runs at a time, which slows each" if at_once > 1 else ""
     seeds = f"mean over {runs} seeds" if runs > 1 else "1 seed"
     return (
-        f"{seeds}; {leak}: nothing leaks, ± sd, at the party that learns most; time of "
-        f"a step, attacks included, beside '{VANILLA}'{parallel}"
+        f"{seeds}; {leak}: nothing leaks, ± sd, at the party that learns most; time "
+        f"per step, attacks included, relative to '{VANILLA}'{parallel}"
     )
 
 

@@ -42,7 +42,7 @@ _OF_RUN = {"out", "resume"}  # options of `run` only
 # Settings in the short help, and options of commands that are not in it.
 _COMMON = "dataset parties label_party passive id_column label_column alignment bottom "
 _COMMON += "epochs batch_size learning_rate seed defense label_dp attack"
-_RARE = {"preset_name", "engine", "ray_address", "gpus", "format", "verbose"}
+_RARE = {"preset_name", "alone", "engine", "ray_address", "gpus", "format", "verbose"}
 _SETTABLE = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]} | _OF_RUN
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
@@ -68,18 +68,18 @@ def results_folder(path: Path | None) -> Path | None:
     return path
 
 
-Workers = Annotated[int, option("Runs at the same time, on Ray.")]
-RayAddress = Annotated[str, option("A running Ray cluster; empty: this machine.")]
-Gpus = Annotated[float, option("GPUs of each run on Ray, e.g. 0.25.")]
-Engine = Annotated[str, option("As for 'run'.")]
+Workers = Annotated[int, option("Number of parallel runs, on Ray.")]
+RayAddress = Annotated[str, option("Address of a Ray cluster; default: this machine.")]
+Gpus = Annotated[float, option("GPUs per run on Ray, e.g. 0.25.")]
+Engine = Annotated[str, option("Engine, as for 'run'.")]
 Out = Annotated[
     Path | None,
     option(
-        "Folder of the study; what is finished there is not repeated.",
+        "Folder for the results; finished runs in it are not repeated.",
         callback=results_folder,
     ),
 ]
-AsJson = Annotated[bool, option("Print the result as JSON and nothing else.", "--json")]
+AsJson = Annotated[bool, option("Print only the result, as JSON.", "--json")]
 AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
 
 
@@ -165,8 +165,8 @@ def _config_file() -> inspect.Parameter:
 
 
 def _preset() -> inspect.Parameter:
-    text = "Combined objective and defense, instead of --objective and --defense: "
-    text += f"{', '.join(PRESETS)}; ladsg:substitute=false leaves a part out."
+    text = "Objective, defense and other settings that belong together: "
+    text += f"{', '.join(PRESETS)}; ladsg:substitute=false leaves out one part."
     return _parameter("preset_name", str, "", option(text, "--preset", panel=DEFENSE))
 
 

@@ -53,7 +53,7 @@ def run(
         str,
         option(
             "in-process: all parties in this process (fast). ray: parties are Flower "
-            "clients under 'flwr run' that Ray actors keep in memory. flower: the same "
+            "clients under 'flwr run', kept in memory by Ray actors. flower: the same "
             "with one plain Flower message per request (slow)."
         ),
     ] = "in-process",
@@ -64,7 +64,7 @@ def run(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, option("Replace the run that --out holds already.", "--overwrite")
+        bool, option("Replace the run in --out.", "--overwrite")
     ] = False,
     alone: Annotated[
         bool,
@@ -77,7 +77,7 @@ def run(
     as_json: AsJson = False,
     verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
 ) -> None:
-    """Train one model over several parties and report its metrics.
+    """Train one model over several parties; report its metrics and what leaks.
 
     For example:
     flower-vfl run --dataset digits --defense max-norm --attack norm
@@ -180,7 +180,7 @@ def show_result(document: dict[str, Any]) -> None:
     members = records[records["metric"] == MEMBERSHIP]
     if not members.empty:
         console.print(
-            "AUC of telling synthetic rows, mean over all batches (0.5: none)"
+            "AUC of finding synthetic rows, mean over all batches (0.5: a guess)"
         )
         groups = members.groupby(["party", "attack", "layer"], sort=False)
         means = groups["value"].mean()
@@ -191,9 +191,9 @@ def show_result(document: dict[str, Any]) -> None:
     console.print(f"Labels: {promised.sentence}")
     if losses := document[LOSSES]:
         tried = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        console.print(f"the loss was chosen by validation rows: {tried}")
+        console.print(f"the loss was chosen on the validation rows: {tried}")
     if document.get("completion"):
-        console.print("model completion, beside what the known labels alone give")
+        console.print("model completion, and what the known labels alone achieve")
         console.print(*_completion(document["completion"]))
     if ALONE in document:
         console.print(alone_line(document, records), style="bold", markup=False)
@@ -271,7 +271,7 @@ def _audit_lines(records: pd.DataFrame) -> Iterator[str]:
     last = canary.groupby("metric")["value"].last()
     if not last.empty:
         yield (
-            f"canaries: all that left tells them with an AUC of "
+            "canaries: everything that left tells them apart with an AUC of "
             f"{last['canary_auc']:.3f}; epsilon is at least "
             f"{last['canary_epsilon']:.2f}, the AUC at least "
             f"{last['canary_auc_low']:.3f} (99.9 % confidence)"
@@ -293,7 +293,8 @@ def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
             yield f"{party} got no gradient in {steps}"
         if metric == "suspected" and found.any():
             yield (
-                f"{party} is suspected from step {found.idxmax()} on: its embeddings "
-                f"move up to {values['response', party].max():.1f} times as far for "
-                "its gradients as those of the other parties"
+                f"{party} is suspected from step {found.idxmax()} on: relative to its "
+                "gradients, its embeddings change up to "
+                f"{values['response', party].max():.1f} times as much as those of the "
+                "other parties"
             )

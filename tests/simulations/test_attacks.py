@@ -305,7 +305,7 @@ def test_a_person_is_shown_what_leaks(
         "leak AUC, mean over all batches (0.5: nothing leaks)",
         "passive-2 random",
         "layer ",
-        "model completion, beside what the known labels alone give",
+        "model completion, and what the known labels alone achieve",
         " ± ",
         "stopped early: the leak limit was exceeded for passive-1, passive-2",
     ):
