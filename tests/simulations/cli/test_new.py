@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import call
+from flwr.app import Context, RecordDict
 from flwr.cli.app_cmd.publish import _collect_file_paths, _validate_files
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
@@ -89,6 +90,28 @@ def test_the_apps_own_test_passes(app: Path, monkeypatch: pytest.MonkeyPatch) ->
         for name in [*sys.modules]:
             if name == "test_app" or name.split(".")[0] == "two_shops":
                 del sys.modules[name]
+
+
+def test_a_deployed_party_reads_its_own_file(
+    app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(app), *sys.path])
+    Path("bank.csv").write_text("id,label\n7,no\n3,yes\n5,no\n")
+    Path("shop.csv").write_text("id,spent\n5,1\n7,3\n3,2\n")
+    try:
+        task = importlib.import_module("two_shops.task")
+        label, shop = (
+            Context(0, 0, {"data": file}, RecordDict(), {})
+            for file in ("bank.csv", "shop.csv")
+        )
+        labels, ids = task.load_labels(label)
+        assert labels.tolist() == [1, 0, 0] and ids.tolist() == [3, 5, 7]
+        features, ids = task.load_features(shop)
+        assert features.flatten().tolist() == pytest.approx([0, -(1.5**0.5), 1.5**0.5])
+        assert ids.tolist() == [3, 5, 7]
+    finally:
+        for name in [name for name in sys.modules if name.startswith("two_shops")]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(

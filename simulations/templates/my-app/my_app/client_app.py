@@ -15,15 +15,15 @@ from my_app.task import bottom_model, load_features, load_labels, top_model
 
 def passive(context: Context) -> PassiveParty:
     """Make a passive party at its node."""
-    features = load_features(context)
-    return PassiveParty(features, bottom_model(features.shape[1]))
+    features, ids = load_features(context)
+    return PassiveParty(features, bottom_model(features.shape[1]), ids=ids)
 
 
 def label(context: Context) -> LabelParty:
     """Make the label party at its node."""
-    top = top_model(int(context.run_config["parties"]))
-    labels = load_labels(context)
-    return LabelParty(labels, CrossEntropy(top), build_defense=build_defense)
+    labels, ids = load_labels(context)
+    objective = CrossEntropy(top_model(int(context.run_config["parties"])))
+    return LabelParty(labels, objective, ids=ids, build_defense=build_defense)
 
 
 app = resident(vertical_client_app(passive, label))

@@ -1,37 +1,49 @@
 """Data and models: replace them with your own."""
 
-from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from flwr.app import Context
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
-from flower_vfl.simulations.datasets import read_party_file
+from flower_vfl.simulations.datasets import infer_task, read_party_file
+from flower_vfl.simulations.datasets.party_files import order_by_ids
 
 WIDTH = 8  # of an embedding
 COLUMNS = {1: slice(0, 15), 2: slice(15, 30)}  # of the passive parties, simulated
 
 
-def load_features(context: Context) -> Tensor:
-    """Return a passive party's columns, with the same people in the same order."""
+class Rows(NamedTuple):
+    """What a party holds; all parties have the same ids in the same order."""
+
+    values: Tensor
+    ids: np.ndarray
+
+
+def load_features(context: Context) -> Rows:
+    """Return the columns of a passive party, scaled."""
     node = context.node_config
-    if "data" in node:  # in a deployment: a file with the columns of this party
-        file = read_party_file(Path(str(node["data"])), id_column="id")
-        columns = torch.tensor(file.features.to_numpy("float32"))
+    if "data" in node:  # in a deployment: a file of this party, with numbers
+        file = order_by_ids(read_party_file(str(node["data"]), id_column="id"))
+        table, ids = file.features.to_numpy("float32"), file.ids
     else:
-        table = load_breast_cancer().data[:, COLUMNS[int(node["partition-id"])]]
-        columns = torch.tensor(table, dtype=torch.float32)
-    return (columns - columns.mean(0)) / columns.std(0)
+        data = load_breast_cancer(as_frame=True).data
+        table = data.to_numpy("float32")[:, COLUMNS[int(node["partition-id"])]]
+        ids = data.index.to_numpy()
+    return Rows(torch.tensor((table - table.mean(0)) / table.std(0)), ids)
 
 
-def load_labels(context: Context) -> Tensor:
-    """Return the label party's labels."""
+def load_labels(context: Context) -> Rows:
+    """Return the labels of the label party, 0 or 1."""
     node = context.node_config
     if "data" in node:
-        file = read_party_file(Path(str(node["data"])), "id", label_column="label")
-        return torch.tensor(file.labels)
-    return torch.tensor(load_breast_cancer().target)
+        file = order_by_ids(read_party_file(str(node["data"]), "id", "label"))
+        found = infer_task(np.asarray(file.labels), "binary")
+        return Rows(torch.tensor(found.labels), file.ids)
+    data = load_breast_cancer(as_frame=True)
+    return Rows(torch.tensor(data.target.to_numpy()), data.target.index.to_numpy())
 
 
 def bottom_model(columns: int) -> nn.Module:
