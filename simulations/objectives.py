@@ -115,9 +115,10 @@ def distilled(
     on_embeddings: bool = False,
 ) -> Objective:
     """Return LADistill or KDk."""
-    models = setup.top(), setup.teacher(teacher, on_embeddings), setup.classes
+    made = setup.teacher(teacher, on_embeddings)
+    soft = setup.classes, k, eps, first_epoch
     trained = epochs, batch, lr, balanced, on_embeddings
-    return kind(*models, k, eps, first_epoch, *trained)
+    return kind(setup.top(), made, *soft, *trained)
 
 
 # How an objective is built, and the tasks that it is for.
@@ -199,7 +200,7 @@ def ladsg(
 
 def gafm_preset(
     delta: float = 0.05,
-    gamma: float = 1.0,
+    gamma: float = 0.7,
     sigma: float = 0.01,
     width: int = 1,
     balanced: bool = True,

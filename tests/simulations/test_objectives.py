@@ -179,7 +179,7 @@ def test_ladsg_and_its_parts(text: str, objective: str, defense: str) -> None:
 
 def test_gafm_is_a_preset_with_its_cut_layer() -> None:
     settings = preset("gafm:delta=0.2")
-    assert settings["objective"].startswith("gafm:delta=0.2,gamma=1,")
+    assert settings["objective"].startswith("gafm:delta=0.2,gamma=0.7,")
     config = parse_method("preset=gafm:delta=0.2").over(RunConfig(), {})
     assert config == RunConfig(**settings)
     assert (config.width, config.aggregation) == (1, "mean")
