@@ -94,7 +94,8 @@ def _notebook(document: dict[str, Any]) -> Iterator[str]:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "text/html" in data:
-                yield "".join(data["text/html"])
+                # The theme's tables have no class.
+                yield "".join(data["text/html"]).replace(' class="dataframe"', "")
             else:
                 text = "".join(output.get("text") or data["text/plain"]).rstrip()
                 yield f"```text\n{text}\n```"

@@ -259,14 +259,18 @@ class VerticalResult(Result):
         about = f"Mean {what} over all batches ({nothing}: nothing leaks)"
         shown = partial(pd.DataFrame.to_html, max_rows=10, border=0, na_rep="")
         html = [
-            f"<p>{title}</p>{shown(table.rename_axis(columns=None), float_format=form)}"
-            for title, table, form in (
-                ("Metrics by epoch", self.history, "{:.4f}".format),
-                (about, self.leaks, "{:.3f}".format),
+            f"<p>{title}</p>"
+            + shown(
+                table.rename_axis(None).rename_axis(index, axis=1), float_format=form
+            )
+            for title, table, index, form in (
+                ("Metrics by epoch", self.history, "epoch", "{:.4f}".format),
+                (about, self.leaks, "party", "{:.3f}".format),
             )
             if len(table)
         ]
-        return "".join([*html, *(f"<p>{escape(line)}</p>" for line in self._about())])
+        html += [f"<p>{escape(line)}</p>" for line in self._about()[1:]]
+        return "".join(html)
 
     def table(self) -> pd.DataFrame:
         """Return the records: metric, party, attack, layer, step, value."""

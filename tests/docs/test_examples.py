@@ -85,7 +85,8 @@ def test_cells_run_and_print_what_is_stored(
 
 @pytest.mark.extra
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_kernel_runs_them(path: Path) -> None:
+def test_a_kernel_runs_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two cores are shared with others
     document = runnable(path)
     stored = [shown(cell) for cell in document.cells]
     where = {"metadata": {"path": str(path.parent)}}
