@@ -35,7 +35,7 @@ publisher = "somebody"
 
 [tool.flwr.app.components]
 serverapp = "clinics:app"
-clientapp = "clinics:clients"
+clientapp = "clinics:client_app"
 """
 FILES = """
 from sklearn.datasets import load_breast_cancer
@@ -105,7 +105,7 @@ class Environment:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if done.returncode or "Traceback" in done.stdout:
+        if done.returncode or "Traceback" in done.stdout or "ERROR" in done.stdout:
             print(done.stdout)
             sys.exit(f"failed with {done.returncode}: {shlex.join(words)}")
         return time.monotonic() - begin, done.stdout
@@ -137,7 +137,7 @@ def existing_app(folder: Path) -> None:
     """Write the app of docs/existing-deployments.md, with its defense."""
     page = (ROOT / "docs" / "existing-deployments.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    clients = blocks[3].split("def leak_auc")[0]
+    clients = blocks[3].split("def leak_auc")[0] + "client_app = clients\n"
     folder.mkdir()
     (folder / "clinics.py").write_text("\n".join([blocks[0], blocks[2], clients]))
     (folder / "pyproject.toml").write_text(PYPROJECT)
