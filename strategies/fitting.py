@@ -135,11 +135,11 @@ def _label_party(parties: Sequence[Party]) -> LabelParty:
     labels = [party for party in parties if isinstance(party, LabelParty)]
     passive = [party for party in parties if isinstance(party, PassiveParty)]
     if len(labels) != 1 or not passive or len(labels) + len(passive) != len(parties):
+        others = len(parties) - len(labels) - len(passive)
         raise ConfigError(
             "fit takes a list of one LabelParty(labels, objective) and at least one "
             f"PassiveParty(features, model); got {len(labels)} label parties, "
-            f"{len(passive)} passive parties and "
-            f"{len(parties) - len(labels) - len(passive)} other objects"
+            f"{len(passive)} passive parties and {others} other objects"
         )
     return labels[0]
 

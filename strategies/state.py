@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from html import escape
 from types import FrameType
 from typing import Any, cast
@@ -257,18 +256,12 @@ class VerticalResult(Result):
         values = self.task == "regression"
         what, nothing = ("|ρ|", "0") if values else ("leak AUC", "0.5")
         about = f"Mean {what} over all batches ({nothing}: nothing leaks)"
-        shown = partial(pd.DataFrame.to_html, max_rows=10, border=0, na_rep="")
-        html = [
-            f"<p>{title}</p>"
-            + shown(
-                table.rename_axis(None).rename_axis(index, axis=1), float_format=form
-            )
-            for title, table, index, form in (
-                ("Metrics by epoch", self.history, "epoch", "{:.4f}".format),
-                (about, self.leaks, "party", "{:.3f}".format),
-            )
-            if len(table)
-        ]
+        html = []
+        for title, table in (("Metrics by epoch", self.history), (about, self.leaks)):
+            if len(table):
+                head = str(table.index.name)  # in one row with the columns
+                table = table.rename_axis(index=None, columns=head).map("{:.4f}".format)
+                html.append(f"<p>{title}</p>{table.to_html(max_rows=10, border=0)}")
         html += [f"<p>{escape(line)}</p>" for line in self._about()[1:]]
         return "".join(html)
 

@@ -176,7 +176,7 @@ def test_html_is_whole_escaped_and_loads_nothing() -> None:
     }
     assert "color" not in shown and "&lt;script&gt;" in shown
     assert f"{result.metrics['test_auc']:.4f}" in shown
-    assert f"{result.leaks.to_numpy().max():.3f}" in shown
+    assert f"{result.leaks.to_numpy().max():.4f}" in shown
     assert "Labels: no bound for the whole training" in shown
     assert shown.count("<tr") < 20  # of 30 epochs some are left out
 
