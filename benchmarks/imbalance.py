@@ -40,7 +40,10 @@ from loan_cases import loan_config
 ATTACKS = ("norm", "cosine", "mean", "median")
 ROWS = {"give-me-some-credit": 12000, "adult": 8000, "credit-default": 8000}
 DATA = "loan,credit-default,breast-cancer,give-me-some-credit,adult,spambase,digits"
-BEFORE = ("preset=gafm:balanced=false", "preset=ladsg:balanced=false")
+BEFORE = (
+    "gafm:gamma=1,balanced=false",
+    "ladsg:epochs=50,first_epoch=vanilla,balanced=false",
+)
 
 
 def settings(name: str, folder: Path) -> RunConfig:

@@ -116,9 +116,8 @@ def distilled(
 ) -> Objective:
     """Return LADistill or KDk."""
     made = setup.teacher(teacher, on_embeddings)
-    soft = setup.classes, k, eps, first_epoch
-    trained = epochs, batch, lr, balanced, on_embeddings
-    return kind(setup.top(), made, *soft, *trained)
+    given = setup.classes, k, eps, first_epoch, epochs, batch, lr, balanced
+    return kind(setup.top(), made, *given, on_embeddings)
 
 
 # How an objective is built, and the tasks that it is for.

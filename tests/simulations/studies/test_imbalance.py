@@ -1,0 +1,55 @@
+"""The default methods of ``compare`` on a loan table with 5 % positives."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loan_cases import loan_config, loan_tables
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.simulations.cli.compare import DEFAULTS
+from flower_vfl.simulations.results import tables
+from flower_vfl.simulations.runtime.engines import run_in_process
+from flower_vfl.simulations.studies.methods import parse_method
+from flower_vfl.simulations.studies.run_metrics import largest_leaks, utilities
+from flower_vfl.simulations.studies.verdict import untrained
+
+LARGEST_LOSS = 0.05  # of AUC
+# It keeps mostly entries of the rare class: docs/defenses.md, rare classes.
+MORE = {"gc:keep=0.1": 0.12}
+LEAKS = {"gafm": 0.97, "ladsg": 0.8}  # the largest; without a defense it is 1.0
+
+
+def test_the_generated_table_has_rare_positives_and_a_signal() -> None:
+    bank, telecom, shop = loan_tables()
+    assert bank["default"].mean() == pytest.approx(0.05)
+    joined = bank.merge(telecom, on="id").merge(shop, on="id")
+    columns = joined.drop(columns=["id", "default"]).select_dtypes("number")
+    model = LogisticRegression(max_iter=200).fit(columns[:4000], bank["default"][:4000])
+    found = model.predict_proba(columns[4000:])[:, 1]
+    assert 0.75 < roc_auc_score(bank["default"][4000:], found) < 0.9
+
+
+@pytest.mark.slow
+def test_every_default_method_trains_with_rare_positives_or_is_marked(
+    tmp_path: Path,
+) -> None:
+    config = replace(
+        loan_config(tmp_path, 5000), attack="norm,mean", evaluate_every=16, epochs=16
+    )
+    found = {
+        name: run_in_process(parse_method(name).over(config, {}), False, False)
+        for name in DEFAULTS["binary"]
+    }
+    records = tables(found)
+    auc, marks = utilities(records)["value"], untrained(records)
+    for name in found:
+        within = auc[name] >= auc["none"] - MORE.get(name, LARGEST_LOSS)
+        assert within or marks[name], f"{name}: AUC {auc[name]:.3f}, and not marked"
+    leaks = largest_leaks(records).groupby("run")["leak"].max()
+    assert leaks["none"] > 0.99
+    for name, largest in LEAKS.items():
+        assert not marks[name]
+        assert auc[name] >= auc["none"] - LARGEST_LOSS
+        assert leaks[name] < largest
