@@ -76,8 +76,8 @@ def received_embeddings(
         if part.shape != (rows, *shape):
             raise PartyError(
                 name,
-                f"sent an embedding of shape {tuple(part.shape)}; {(rows, *shape)} was "
-                "agreed on",
+                f"sent an embedding of shape {tuple(part.shape)}, expected "
+                f"{(rows, *shape)}",
                 "Its bottom model must return one row per input row, always of the "
                 "same width",
                 step,

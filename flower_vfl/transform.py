@@ -259,7 +259,7 @@ class Defender:
         states = state["transforms"]
         if len(states) != len(self.transforms):
             raise ConfigError(
-                f"the checkpoint is of a run with {len(states)} transforms and not "
+                f"the checkpoint is of a run with {len(states)} transforms, not "
                 f"{len(self.transforms)}; use the same transforms"
             )
         for transform, saved in zip(self.transforms, states, strict=True):

@@ -46,11 +46,11 @@ def check_capture(config: RunConfig, engine: str) -> None:
         return
     if engine != "in-process":
         raise ConfigError(
-            "capture keeps labels beside gradients, which only a simulation in one "
-            f"process can do; the engine is '{engine}', use in-process"
+            "capture stores labels with gradients, which is possible only in one "
+            f"process; the engine is '{engine}', use in-process"
         )
     if not config.out:
-        raise ConfigError("capture needs a folder for what it keeps: give --out")
+        raise ConfigError("capture needs an output folder; use --out")
 
 
 class CapturingGrid(WrappedGrid):

@@ -63,8 +63,8 @@ def _try(training: Training, metric: str) -> list[float]:
     if not values:
         raise PartyError(
             label.name,
-            "is to choose a loss for its private labels by validation rows, and tells "
-            "nothing about them",
+            "is set to choose a loss for its private labels on validation rows, but "
+            "does not report their metrics",
             "Name a loss there: label-dp with loss=forward, or report its metrics",
         )
     return values

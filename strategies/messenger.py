@@ -55,8 +55,8 @@ class Messenger:
             time.sleep(0.1)
         if len(nodes) > (expected or len(nodes)):
             raise ConfigError(
-                f"{len(nodes)} nodes are there, {expected} parties were expected; stop "
-                "the others or set the number of parties to what is there"
+                f"found {len(nodes)} nodes, expected {expected} parties; stop the "
+                "others or change the number of parties"
             )
         self.nodes = {f"node-{node}": node for node in nodes}
 
@@ -91,7 +91,7 @@ class Messenger:
             first,
             f"did not answer {self.retries + 1} requests within {self.timeout:g} s each"
             + (f"; nor did {', '.join(others)}" if others else ""),
-            "Look at that node's log, bring it back and start the run again",
+            "Check that node's log, restart it and start the run again",
             step,
         )
 
@@ -116,7 +116,7 @@ class Messenger:
             reply = replies[self.nodes[name]]
             if reply.has_error():
                 problem = f"its ClientApp failed: {reply.error.reason}"
-                raise PartyError(name, problem, "Look at that node's log", step)
+                raise PartyError(name, problem, "Check that node's log", step)
             try:
                 found[name] = answer = read(reply)
                 if "error" in answer.config:

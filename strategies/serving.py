@@ -21,8 +21,8 @@ def serve(
     check_name("passive party", party, passive)
     if not hide and (len(passive) > 1 or label.shape):
         raise ConfigError(
-            "other parties have features too and must know which rows are meant: let "
-            "the row hide in a batch, hide=100 for example"
+            "other parties also have features and must know the rows: hide the row in "
+            "a batch, for example with hide=100"
         )
 
     def ask(name: str, content: Content) -> Content:

@@ -57,9 +57,9 @@ class EarlyStopping:
         name = f"valid_{metric}"
         if name not in metrics:
             raise ConfigError(
-                f"early stopping needs '{name}', which was not measured; measured "
-                f"were {', '.join(metrics) or 'none'}. Set valid_fraction, another "
-                "metric, or report-metrics at the label party's node"
+                f"early stopping needs '{name}', which was not measured; "
+                f"available: {', '.join(metrics) or 'none'}. Set valid_fraction, "
+                "another metric, or report-metrics at the label party's node"
             )
         if self.improves(metrics[name], state.best, metric):
             state.best, state.stale = metrics[name], 0

@@ -265,7 +265,7 @@ class Trackers:
             except Exception as error:
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
-                log(WARNING, "%s failed and gets no more metrics: %s", name, error)
+                log(WARNING, "%s failed and receives no more metrics: %s", name, error)
 
 
 def settings_of(strategy: VerticalStrategy) -> dict[str, str]:

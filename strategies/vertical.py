@@ -276,7 +276,7 @@ class VerticalStrategy(Strategy):
         participants = self.setup(messenger, reuse=resume)
         if self.early_stopping is not None and not participants.sizes["valid"]:
             raise ConfigError(
-                "early stopping looks at validation rows and there are none; set "
+                "early stopping needs validation rows, but there are none; set "
                 "valid_fraction, or give every party a split with VALID rows"
             )
         self._training = Training(self, messenger, participants, num_rounds)
@@ -373,9 +373,8 @@ def _check_sealed(defense: Defense, leakage: Leakage | None) -> None:
         )
     if leakage is not None and leakage.probes:
         raise ConfigError(
-            "layers and membership are measured by the passive parties, which tell the "
-            "server what they find: leave them out, or measure them in a simulation "
-            "that is not sealed"
+            "passive parties measure layers and membership and report them to the "
+            "server: remove these, or measure them in a simulation without sealing"
         )
 
 

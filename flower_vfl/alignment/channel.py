@@ -113,7 +113,7 @@ class SecureChannel:
         missing = set(self._pins or {}) - {hello.sender for hello in others}
         if missing:
             names = ", ".join(sorted(missing))
-            raise ConfigError(f"keys are pinned for parties that take no part: {names}")
+            raise ConfigError(f"keys are pinned for parties not taking part: {names}")
         self._fresh = None  # no more keys can be derived in this session
 
     def _derive_keys(self, hello: Hello) -> None:

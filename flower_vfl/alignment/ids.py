@@ -168,7 +168,7 @@ def e164(given: Id) -> Id:
         )
     text = unicodedata.normalize("NFKC", given)
     if "(0)" in text:  # +44 (0)20: the zero is not dialled from abroad
-        raise ConfigError("a phone number must not hold '(0)'; leave that zero out")
+        raise ConfigError("a phone number must not contain '(0)'; omit that zero")
     text = text.translate(_SEPARATORS)
     if text.startswith("00"):
         text = "+" + text[2:]

@@ -136,7 +136,7 @@ def read_key(path: Path) -> Identity:
     if os.name == "posix" and others:
         raise ConfigError(
             f"the private key '{path}' can be read by others; run 'chmod 600 {path}', "
-            "and make a new key if somebody may have read this one"
+            "and create a new key if someone may have read this one"
         )
     return Identity(parse_key(text, f"'{path}'"))
 

@@ -229,7 +229,7 @@ def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tenso
         found = order[labels[order] == label][:wanted]
         if len(found) < wanted:
             raise ConfigError(
-                f"{wanted} auxiliary labels of class {label} are wanted and "
+                f"{wanted} auxiliary labels of class {label} are needed, but only "
                 f"{len(found)} training rows have it; lower the number of labels"
             )
         chosen.append(found)

@@ -43,7 +43,7 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(
-            f"the device '{name}' is not to be had here ({reason}); use auto or cpu"
+            f"the device '{name}' is not available ({reason}); use auto or cpu"
         ) from error
     return device
 
@@ -209,8 +209,8 @@ class Party(ABC):
         if not 0 <= index < len(self._batches):
             raise PartyError(
                 self.name,
-                f"was asked for batch {index} of epoch {epoch}, which has "
-                f"{len(self._batches)}",
+                f"was asked for batch {index} of epoch {epoch}, which has only "
+                f"{len(self._batches)} batches",
                 "Give all parties the same rows and the same batch size",
                 step,
             )

@@ -101,8 +101,8 @@ def writing(party: str, what: str) -> Iterator[None]:
         raise PartyError(
             party,
             f"could not write '{what}': {error.strerror or type(error).__name__}",
-            "Make space there, or correct the permissions, and start the run again; "
-            "earlier checkpoints are as they were",
+            "Free disk space, or correct the permissions, and start the run again; "
+            "earlier checkpoints are unchanged",
         ) from error
 
 

@@ -263,7 +263,7 @@ class LabelParty(Party):
             raise PartyError(
                 self.name,
                 f"its loss is {loss}",
-                "Lower the learning rate or look at the loss of the last steps",
+                "Lower the learning rate or check the loss of the last steps",
                 step,
             )
         self.step = step
@@ -383,7 +383,7 @@ class LabelParty(Party):
             with at_party(self.name, _REMEDY):
                 self.choose_loss(*self.private.saved(state))
         elif state.get("label_draws") and self._labels is not None:
-            problem = "the run that is resumed had randomised labels"
+            problem = "the resumed run had randomised labels"
             raise PartyError(self.name, problem, _REMEDY)
         if self.model is not None:
             self.model.load_state_dict(state["model"])

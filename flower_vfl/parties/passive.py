@@ -145,7 +145,7 @@ class PassiveParty(Party):
             waits = f"step {pending.step}" if pending else "no gradient"
             raise PartyError(
                 self.name,
-                f"got the gradient of step {step} and waits for {waits}",
+                f"got the gradient of step {step} but expects {waits}",
                 "Restore all parties to one checkpoint",
                 step,
             )

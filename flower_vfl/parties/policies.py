@@ -172,7 +172,7 @@ def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:
 def _refused(party: str, what: str, setting: str, hint: str = "") -> PartyError:
     return PartyError(
         party,
-        f"is asked {what}, which the policy of its node does not allow ({setting})",
+        f"was asked {what}, which the policy of its node forbids ({setting})",
         f"Change the settings of the run{hint}, or {setting} in this node's config",
     )
 
@@ -243,8 +243,8 @@ class DefensePolicy:
         if leakage.membership:
             raise PartyError(
                 name,
-                "is asked how well its synthetic labels hide, and a defense at the "
-                "strategy changes its gradients after they left",
+                "cannot measure how well its synthetic labels are hidden: a defense at "
+                "the strategy changes its gradients after they leave",
                 'Have this node apply the defense: Defense(..., at="label") at the '
                 'strategy (defense-at="label" in the run config)',
             )
@@ -254,7 +254,7 @@ class DefensePolicy:
         if self.build is None:
             raise PartyError(
                 name,
-                f"is told to apply the defense '{defense}' and cannot build one",
+                f"was told to apply the defense '{defense}' but cannot build it",
                 "Give LabelParty(build_defense=flower_vfl.strategies.build_defense)",
             )
         try:

@@ -221,7 +221,7 @@ def _composed(
         from dp_accounting.pld import privacy_loss_distribution as pld
     except ImportError as error:
         raise ConfigError(
-            "several releases of the same labels are added up by dp-accounting: "
+            "composing several releases of the same labels needs dp-accounting: "
             "pip install 'flower-vfl[privacy]'"
         ) from error
     parts = [pld.from_gaussian_mechanism(1.0 / mu)] if mu else []

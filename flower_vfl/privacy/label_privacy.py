@@ -122,7 +122,7 @@ class LabelPrivacy:
         try:
             return name.strip(), float(value)
         except ValueError:
-            raise ConfigError(f"'{self.budget}' is no label budget: auc=0.7") from None
+            raise ConfigError(f"'{self.budget}' is not a budget like auc=0.7") from None
 
     def mechanism_for(self, task: Task, classes: int) -> Mechanism | None:
         """Return the mechanism for a kind of labels; None if none is asked for."""
@@ -138,8 +138,8 @@ class LabelPrivacy:
         if regression:
             if self.low is None or self.high is None or not self.low < self.high:
                 raise ConfigError(
-                    "labels of a regression need a publicly known range, low=... and "
-                    "high=..., for label privacy; from the labels it would tell them"
+                    "label privacy of a regression needs a public range, low=... and "
+                    "high=...; a range taken from the labels would reveal them"
                 )
             low, high = self.low, self.high
         if kind == "gaussian":

@@ -79,7 +79,7 @@ class Ledger:
         try:
             content: dict[str, Any] = json.loads(self.path.read_bytes())
             if len(bytes.fromhex(content["key"])) != 32:
-                raise ValueError("the key is not whole")
+                raise ValueError("the key is incomplete")
             _releases(content)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -84,12 +84,12 @@ class PrivateLabels:
         if self.mechanism is not None and leakage is not None:
             if leakage.limit is not None:
                 raise ConfigError(
-                    "a leak limit looks at true labels, and what it does would tell "
-                    "about them; label privacy has a bound of its own, so leave it out"
+                    "a leak limit depends on true labels and would reveal information "
+                    "about them; remove it, label privacy has its own bound"
                 )
             if leakage.shows_labels:
                 raise ConfigError(
-                    "layers, and membership with labels, show true labels to the "
+                    "layers, and membership with labels, reveal true labels to the "
                     "passive parties; measure them without label privacy"
                 )
         if config.defended == "strategy" and leakage is not None:
@@ -118,8 +118,8 @@ class PrivateLabels:
             if kind == "auc":
                 would += f", or marvell:auc={most:g},over=run,epochs=... at this node"
             raise ConfigError(
-                f"the budget of its labels is {kind} {most:g} for everything that was "
-                f"trained on them, and this run has {bound}; use {would}"
+                f"the budget of its labels is {kind} {most:g} for all training runs "
+                f"on them, but this run has {bound}; use {would}"
             )
 
     @property
@@ -202,8 +202,7 @@ class PrivateLabels:
         same = state.get("label_draws") == own["label_draws"]
         if not same or self._fixed_key not in (None, key):
             raise ConfigError(
-                "the run that is resumed had other draws of its labels: another key or "
-                "another mechanism"
+                "the resumed run drew its labels with another key or mechanism"
             )
         return str(state["loss"]), key
 

@@ -124,8 +124,8 @@ def _entries(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
     names = [each.name for each in fields(kind)]
     if missing := [name for name in names if name not in record]:
         raise ConfigError(
-            f"the message has no '{missing[0]}'; do all parties run one version of "
-            "flower-vfl?"
+            f"the message has no '{missing[0]}'; do all parties run the same "
+            "version of flower-vfl?"
         )
     return {name: record[name] for name in names}
 

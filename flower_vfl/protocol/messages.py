@@ -101,7 +101,7 @@ class Content:
     def _get(self, key: str, kind: type[T], wanted: str) -> T:
         value = self.config.get(key)
         if key not in self.config:
-            asked = "do all parties run one version of flower-vfl?"
+            asked = "do all parties run the same version of flower-vfl?"
             raise ConfigError(f"the message has no '{key}'; {asked}")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise ConfigError(f"message entry '{key}' must be {wanted}")
@@ -203,7 +203,7 @@ def read(message: Message) -> Content:
         if not isinstance(numbers, list) or [*map(type, numbers)] != [int] * 5:
             raise ConfigError(
                 f"a message of type '{kind}' lacks its five numbers; do all parties "
-                "run one version of flower-vfl?"
+                "run the same version of flower-vfl?"
             )
         content = Content(config)
         content.turn, content.step, content.epoch = numbers[:3]

@@ -191,7 +191,7 @@ class Seals:
         except (InvalidTag, ValueError, TypeError):
             raise PartyError(
                 sender,
-                f"{what} was changed, repeated or exchanged on its way to "
+                f"{what} was altered, repeated or swapped on its way to "
                 f"'{self.name}', or encrypted with other keys or settings",
                 _REMEDY,
                 step or None,
@@ -213,8 +213,8 @@ def new_seals(
 ) -> Seals:
     """Return seals without keys, for the alignment with the fingerprint `aligned`."""
     if (role == "label") != (name == label):
-        problem = f"is a {role} party and was told that '{label}' is the label party"
-        raise PartyError(name, problem, "Look at the server: it has mixed up the roles")
+        problem = f"is a {role} party but was told that '{label}' is the label party"
+        raise PartyError(name, problem, "Check the server: it confuses the roles")
     if config.defended == "strategy":
         raise PartyError(
             name,

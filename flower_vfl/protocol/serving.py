@@ -27,7 +27,7 @@ from .sealing import serving_use
 def serving_batches(rows: int, seed: int, size: int) -> list[Tensor]:
     """Return the rows of a run in random batches, the same at every party."""
     if size < 2:
-        raise ConfigError(f"a row hides in a batch of at least 2, not {size}")
+        raise ConfigError(f"hide must be at least 2 rows, got {size}")
     order = torch.randperm(rows, generator=generator(seed, "serving", size))
     return list(order.tensor_split(max(1, -(-rows // size))))
 
@@ -110,8 +110,8 @@ def _predict(session: Session, content: Content) -> Content:
     elif party.model is None:
         rows = torch.empty(len(next(iter(embeddings.values()))))
     else:
-        problem = "has features, and cannot predict for a row that it does not know"
-        raise PartyError(party.name, problem, "Ask in a batch: hide=100, for example")
+        problem = "has features and cannot predict a row that it does not know"
+        raise PartyError(party.name, problem, "Request a batch, e.g. hide=100")
     session.policy.check_evaluation(party.name, len(rows))
     found = party.predict_rows(rows, ("serving", number), embeddings)
     found = session.policy.predictions(party.name, found)

@@ -95,8 +95,8 @@ def predict_saved(
     )
     if files and (not config.label_party or len(files) != config.parties + 1):
         raise ConfigError(
-            "new rows are for a run on files, with one file for each passive party, "
-            f"{config.parties} in all (and one of the label party if it holds features)"
+            "new rows need a run on files, and one file for each passive party, "
+            f"{config.parties} in all (and one for the label party if it has features)"
         )
     names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
     for name in names:

@@ -120,7 +120,7 @@ def read_party_file(
         )
     if check == "all" and frame.shape[1] == 0 and label_column is None:
         raise TableError(
-            f"'{path}' has no feature column left beside '{id_column}'"
+            f"'{path}' has no feature column left besides '{id_column}'"
             + (f" and the dropped {list(drop)}" if drop else "")
             + "; a passive party needs at least one"
         )

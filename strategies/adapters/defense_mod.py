@@ -89,7 +89,7 @@ def defense_mod(
         context.state[state] = kept
         if report is not None:
             if report in defended.content:
-                raise ConfigError(f"the reply has a record '{report}'; name another")
+                raise ConfigError(f"the reply has a record '{report}'; use another")
             defended.content[report] = MetricRecord(
                 {f"{p}.{m}": value for p in metrics for m, value in metrics[p].items()}
             )

@@ -130,7 +130,7 @@ def test_auxiliary_rows_are_balanced_and_drawn_by_the_seed() -> None:
     assert labels[rows].bincount().tolist() == [4, 4, 3]
     assert torch.equal(rows, auxiliary_rows(labels, 3, 11, seed=0))
     assert not torch.equal(rows, auxiliary_rows(labels, 3, 11, seed=1))
-    with pytest.raises(ConfigError, match="class 1 are wanted and 5"):
+    with pytest.raises(ConfigError, match="class 1 are needed, but only 5"):
         auxiliary_rows(labels, 3, 18, seed=0)
     with pytest.raises(ConfigError, match="too few"):
         auxiliary_rows(labels, 3, 2, seed=0)

@@ -74,11 +74,11 @@ def refused(match: str, *text: str, **options: Any) -> PartyError:
     [
         (
             {"leakage": Leakage(limit=0.6)},
-            "leak limit looks at true labels.*leave it out",
+            "leak limit depends on true labels.*remove it",
         ),
         (
             {"leakage": Leakage(("norm",), layers=True), "trust_server": True},
-            "layers.*show true labels.*without label privacy",
+            "layers.*reveal true labels.*without label privacy",
         ),
         (
             {"leakage": Leakage(membership="joint"), "trust_server": True},
@@ -119,8 +119,8 @@ def test_too_many_canaries() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("auc=0.7", "publicly known range, low=... and high="),
-        ("auc=0.7,low=3,high=3", "publicly known range"),
+        ("auc=0.7", "public range, low=... and high="),
+        ("auc=0.7,low=3,high=3", "public range"),
         (
             "auc=0.7,mechanism=randomised-response,low=0,high=1",
             "'randomised-response' is not for a regression",
@@ -165,7 +165,7 @@ def test_what_does_not_fit_synthetic_labels(
             "has no bound.*label-dp with auc=0.6.*marvell:auc=0.6,over=run",
         ),
         ("budget=epsilon=1", r"has no bound; use label-dp with epsilon=1 \(label-dp"),
-        ("auc=0.7,budget=auc=0.6", "auc 0.6 for everything.*has auc 0.7"),
+        ("auc=0.7,budget=auc=0.6", "auc 0.6 for all training runs.*has auc 0.7"),
         (
             "epsilon=2,budget=epsilon=1.5",
             "has epsilon 2; use label-dp with epsilon=1.5",
@@ -199,7 +199,7 @@ def test_the_ledger_adds_up_trainings(tmp_path: Path) -> None:
     first = trained("epsilon=1")
     assert torch.equal(trained("epsilon=1"), first)
     with pytest.raises(
-        PartyError, match=r"label.*epsilon 1\.5 for everything.*epsilon 2"
+        PartyError, match=r"label.*epsilon 1\.5 for all training runs.*epsilon 2"
     ):
         trained("epsilon=1.0000001")
     assert torch.equal(trained("epsilon=1"), first)  # what was refused does not count

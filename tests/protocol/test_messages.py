@@ -325,7 +325,7 @@ def test_an_older_request_is_refused(resident: bool) -> None:
     [
         ({"step": 3, "epoch": 1, "index": 0}, "has trained 0 steps.*step 3"),
         ({"step": 1, "epoch": 1, "index": 99}, "batch 99 of epoch 1, which has"),
-        ({"step": 1, "epoch": 1, "index": 0, "gradient_step": 1}, "waits for no grad"),
+        ({"step": 1, "epoch": 1, "index": 0, "gradient_step": 1}, "expects no grad"),
     ],
 )
 def test_requests_out_of_place(config: dict[str, Any], words: str) -> None:
@@ -347,7 +347,7 @@ def test_a_gradient_of_another_step_or_shape_is_refused() -> None:
     node.ask(Verb.FORWARD, 3, Content(epoch=1, index=0, step=1))
     before = [w.clone() for w in node.party().model.state_dict().values()]  # type: ignore[union-attr]
     for turn, step, shape, words in (
-        (4, 2, (16, 3), "step 2 and waits for step 1"),
+        (4, 2, (16, 3), "step 2 but expects step 1"),
         (5, 1, (16, 2), r"shape \(16, 2\) for an embedding of shape \(16, 3\)"),
     ):
         arrays = {GRADIENT: TensorArray(torch.ones(*shape))}
@@ -411,5 +411,5 @@ def test_a_message_of_another_app_is_refused_politely() -> None:
 def test_a_message_without_its_numbers_is_refused(grid: InProcessGrid) -> None:
     records = RecordDict({"vfl": ConfigRecord({"split": "test"})})
     message = Message(records, 2, Verb.EMBED.value)
-    with pytest.raises(ConfigError, match=r"lacks its five numbers.*one version"):
+    with pytest.raises(ConfigError, match=r"lacks its five numbers.*same version"):
         read(message)

@@ -119,7 +119,7 @@ AT = (TRAINING, 2, 1, 1)
 def test_what_is_for_something_else_is_refused(at: Any) -> None:
     sides = parties()
     array = sides["passive-1"].embedding(torch.randn(4, 3), *AT)
-    with pytest.raises(PartyError, match="changed, repeated or exchanged") as caught:
+    with pytest.raises(PartyError, match="altered, repeated or swapped") as caught:
         sides["label"].embeddings({"passive-1": array}, *at)
     assert (caught.value.party, caught.value.step) == ("passive-1", at[1])
     assert sides["label"].embeddings({"passive-1": array}, *AT)
@@ -132,24 +132,24 @@ def test_every_bit_counts() -> None:
         data = bytearray(array.data)
         data[place] ^= 1 << place % 8
         changed = {"passive-1": plain_array(array, data)}
-        with pytest.raises(PartyError, match="changed"):
+        with pytest.raises(PartyError, match="altered"):
             sides["label"].embeddings(changed, *AT)
     for length in (0, 5, 12, 20, len(array.data) - 1):
         short = {"passive-1": plain_array(array, array.data[:length])}
-        with pytest.raises(PartyError, match="changed"):
+        with pytest.raises(PartyError, match="altered"):
             sides["label"].embeddings(short, *AT)
 
 
 def test_sides_and_directions_have_keys_of_their_own() -> None:
     sides = parties()
     array = sides["passive-2"].embedding(torch.randn(4, 3), *AT)
-    with pytest.raises(PartyError, match="exchanged"):
+    with pytest.raises(PartyError, match="swapped"):
         sides["label"].embeddings({"passive-1": array}, *AT)
     with pytest.raises(PartyError, match="shares no key with 'stranger'"):
         sides["label"].embeddings({"stranger": array}, *AT)
     assert len(set(sides["label"].keys.values())) == 4
     reflected = sides["passive-1"].embedding(torch.randn(4, 3), *AT)
-    with pytest.raises(PartyError, match="exchanged"):
+    with pytest.raises(PartyError, match="swapped"):
         sides["passive-1"].answered(reflected, TRAINING, 2)
 
 

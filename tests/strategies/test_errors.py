@@ -53,7 +53,7 @@ def test_only_a_label_party() -> None:
         strategy.start(InProcessGrid(app, 1))
     with pytest.raises(ConfigError, match=r"1 of 2 parties.*SuperNodes"):
         VerticalStrategy().start(InProcessGrid(app, 1), timeout=0.05)
-    with pytest.raises(ConfigError, match="3 nodes are there, 2 parties"):
+    with pytest.raises(ConfigError, match="found 3 nodes, expected 2 parties"):
         VerticalStrategy(parties=2).start(InProcessGrid(app, 3))
 
 

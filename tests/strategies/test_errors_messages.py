@@ -40,7 +40,7 @@ def test_rows_that_get_lost_on_the_way_are_noticed_by_the_label_party() -> None:
     with pytest.raises(PartyError) as caught:
         VerticalStrategy(batch_size=16).start(HookedGrid(grid, after=drop_row))
     assert (caught.value.party, caught.value.step) == ("passive-1", 1)
-    assert_words(caught.value, "(15, 3)", "(16, 3) was agreed on")
+    assert_words(caught.value, "(15, 3)", "expected (16, 3)")
 
 
 def run_with_losses(lost: Callable[[Message, int], bool], **options: Any) -> list[Any]:

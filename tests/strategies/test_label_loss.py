@@ -207,7 +207,7 @@ def test_a_party_that_reports_nothing_has_to_name_a_loss() -> None:
     app = sealed_app(policy=NodePolicy(report_metrics="none"), **private("auto"))
     with (
         InProcessGrid(app, 3) as grid,
-        pytest.raises(PartyError, match="tells nothing about them") as caught,
+        pytest.raises(PartyError, match="does not report their metrics") as caught,
     ):
         strategy().start(grid, num_rounds=1)
     assert caught.value.party == "label"

@@ -301,9 +301,9 @@ def test_a_defense_at_the_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'Defense\(..., at="label"\)'):
         VerticalStrategy(sealed=True, defense="iso:t=4")
     VerticalStrategy(sealed=True, defense=Defense("iso:t=4", at="label"))
-    with pytest.raises(ConfigError, match="not sealed"):
+    with pytest.raises(ConfigError, match="without sealing"):
         VerticalStrategy(sealed=True, leakage=Leakage(layers=True))
-    with pytest.raises(ConfigError, match="not sealed"):
+    with pytest.raises(ConfigError, match="without sealing"):
         VerticalStrategy(sealed=True, leakage=Leakage(membership="own"))
 
 

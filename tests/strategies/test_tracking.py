@@ -166,7 +166,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert broken.told == 1
-    assert "Broken failed and gets no more metrics: no space left" in caplog.text
+    assert "Broken failed and receives no more metrics: no space left" in caplog.text
     assert len(result.train_metrics_clientapp) == EPOCHS
     plain = run()
     assert series_of(plain) == series_of(result)

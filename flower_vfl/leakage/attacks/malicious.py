@@ -72,7 +72,7 @@ class _Malicious(Optimizer, ABC):
     def _descend(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if gradient.is_sparse:
             raise ConfigError(
-                f"{type(self).__name__} cannot take sparse gradients; make the "
+                f"{type(self).__name__} does not support sparse gradients; use an "
                 "embedding with sparse=False"
             )
         if group["weight_decay"]:

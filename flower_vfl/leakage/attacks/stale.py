@@ -59,7 +59,7 @@ class StaleGradients:
         if not width:
             self.sums = torch.zeros(len(self.counts), batch.shape[1])
         elif batch.shape[1] != width:
-            raise ConfigError(f"got {batch.shape[1]} columns, before it were {width}")
+            raise ConfigError(f"got {batch.shape[1]} columns, expected {width}")
         self.sums, self.counts = grow(self.sums, index), grow(self.counts, index)
         self.sums.index_add_(0, index, batch.float())
         self.counts.index_add_(0, index, torch.ones_like(index))

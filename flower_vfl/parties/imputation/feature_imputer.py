@@ -236,7 +236,7 @@ class FeatureImputer:
         if row_index.rows and int(row_index.local.max()) >= own_rows:
             raise PartyError(
                 name,
-                f"was aligned by its row {int(row_index.local.max())} and has only "
+                f"its alignment has row {int(row_index.local.max())}, but it has only "
                 f"{own_rows} rows",
                 "Align the ids that it holds now",
             )

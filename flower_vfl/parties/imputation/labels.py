@@ -106,9 +106,8 @@ class LabelSynthesizer(ABC):
         """Refuse a task that it does not work for."""
         if task not in self.tasks:
             raise ConfigError(
-                f"synthetic labels of the kind {type(self).__name__} need classes, and "
-                f"this is a {task}; use random_pos, which draws from the own labels, "
-                "or neighbors"
+                f"synthetic labels of the kind {type(self).__name__} need classes, but "
+                f"this is a {task}; use random_pos or neighbors"
             )
 
     @abstractmethod

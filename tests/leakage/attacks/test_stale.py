@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="no gradient was collected"):
         stale.means()
     stale.add(torch.arange(ROWS), gradient)
-    with pytest.raises(ConfigError, match="3 columns, before it were 16"):
+    with pytest.raises(ConfigError, match="3 columns, expected 16"):
         stale.add(torch.arange(ROWS), gradient[:, :3])
     with pytest.raises(ConfigError, match="9 row numbers for 400 rows"):
         stale.add(torch.arange(9), gradient)

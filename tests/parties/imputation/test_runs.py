@@ -240,7 +240,9 @@ def test_what_does_not_go_together_is_refused_in_the_hello(
 
 def test_a_row_index_of_other_rows_is_refused() -> None:
     label, _ = simple_parties(1)
-    with pytest.raises(PartyError, match="aligned by its row 60 and has only 60 rows"):
+    with pytest.raises(
+        PartyError, match="its alignment has row 60, but it has only 60 rows"
+    ):
         label.place(RowIndex(torch.tensor([60])))
 
 
