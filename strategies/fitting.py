@@ -93,7 +93,6 @@ def fit(
     ['norm']
     """
     label = _label_party(parties)
-    label.trust_server = True  # the server is this process, which has all data anyway
     label.defense_policy.build = label.defense_policy.build or build_defense
     if not isinstance(defense, Defense):
         at: Placement = "strategy" if label.label_privacy is None else "label"
@@ -118,13 +117,15 @@ def fit(
         **settings,
     )
     logger = getLogger("flwr")
-    level = logger.level
+    level, trusted = logger.level, label.trust_server
     logger.setLevel(max(level, WARNING))
+    label.trust_server = True  # the server is this process, which has all data anyway
     try:
         grid = in_process(parties)  # stays open, for predictions
         result = strategy.start(grid, num_rounds=epochs, evaluate_fn=evaluate_fn)
     finally:
         logger.setLevel(level)
+        label.trust_server = trusted  # the party may be used elsewhere later
     by_name = {party.name: party for party in parties}
     result.predictor = partial(_predict, strategy, label, by_name)
     return result

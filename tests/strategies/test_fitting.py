@@ -122,7 +122,10 @@ def test_some_attacks_or_none() -> None:
 def test_no_trust_is_asked_for() -> None:
     with in_process(make()) as grid, pytest.raises(PartyError, match="trust"):
         VerticalStrategy(defense="marvell:s=4").start(grid)
-    result = fit(make(), defense="marvell:s=4", audit=Leakage(layers=True))
+    parties = make()
+    result = fit(parties, defense="marvell:s=4", audit=Leakage(layers=True))
+    assert not parties[0].trust_server  # elsewhere it is as careful as before
+    assert len(result.predict()) == 48
     assert result.leaks.loc["shop", "cosine"] < 0.9
     assert fit(make(), audit=True).leaks.loc["shop", "cosine"] > 0.95
 
