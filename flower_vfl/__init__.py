@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from flower_vfl.grids.in_process import InProcessGrid, in_process
     from flower_vfl.grids.resident import ResidentGrid, resident
     from flower_vfl.leakage.monitor import Leakage
+    from flower_vfl.leakage.recording import Recorder
     from flower_vfl.objectives import CrossEntropy, MeanSquaredError, Objective
     from flower_vfl.parties.imputation.row_index import Imputation
     from flower_vfl.parties.label import LabelParty
@@ -42,6 +43,7 @@ _LAZY = {
     "grids.in_process": ("InProcessGrid", "in_process"),
     "grids.resident": ("ResidentGrid", "resident"),
     "leakage.monitor": ("Leakage",),
+    "leakage.recording": ("Recorder",),
     "objectives": ("CrossEntropy", "MeanSquaredError", "Objective"),
     "parties.imputation.row_index": ("Imputation",),
     "parties.label": ("LabelParty",),
@@ -72,6 +74,7 @@ __all__ = [
     "PartyError",
     "PartyRestartedError",
     "PassiveParty",
+    "Recorder",
     "ResidentGrid",
     "VerticalClassifier",
     "VerticalError",
