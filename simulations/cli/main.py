@@ -26,7 +26,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(context)
         except KeyboardInterrupt as interrupted:
-            kept = interrupted.args or ["the same command goes on with what is kept"]
+            kept = interrupted.args or ["run the same command to continue"]
             print("flower-vfl: interrupted", *kept, sep="; ", file=sys.stderr)
             raise typer.Exit(130) from None
 
