@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
-_SCREEN, _NAME, _HEAD = 80, 18, 8  # widths of a terminal, a name and a column's head
+_SCREEN = 80  # columns of a terminal
+_WIDTHS = ((80, 80), (20, 80), (18, 8))  # of names and heads: the first that fits
 
 
 def metric_name(metric: str) -> str:
@@ -39,20 +40,25 @@ def text_tables(
 
     A name that is too wide is folded, a number never.
     """
-    widths, names = [], max(left, 1)
-    for place, column in enumerate(zip(heads, *rows, strict=True)):
-        head = max(map(len, column[0].splitlines()), default=0)
-        widest = max(map(len, "\n".join(column[1:]).split("\n")))
-        short = min(max(head, widest), _NAME) if place < names else 0
-        widths.append(short or max(widest, min(head, _HEAD)))
+    names, columns = max(left, 1), list(zip(heads, *rows, strict=True))
+    lengths = [max(map(len, head.splitlines()), default=0) for head in heads]
+    cells = [max(map(len, "\n".join(column[1:]).split("\n"))) for column in columns]
+    for name, head in _WIDTHS:
+        words = [min(length, head) for length in lengths]
+        widths = list(map(max, words, cells))
+        widths[:names] = [min(width, name) for width in widths[:names]]
+        if sum(width + 3 for width in widths) < _SCREEN:
+            break
+    if words != lengths:  # heads are folded, if possible after the attack's name
+        heads = [head.replace(":", ":\n") for head in heads]
     left_over = list(range(names, len(heads)))
     while True:
         shown = list(range(names))
         room = _SCREEN - 1 - sum(widths[place] + 3 for place in shown)
         while left_over and (room := room - widths[left_over[0]] - 3) >= 0:
             shown.append(left_over.pop(0))
-        cells = [[row[place] for place in shown] for row in rows]
-        table = text_table([heads[place] for place in shown], cells, left, lines)
+        part = [[row[place] for place in shown] for row in (heads, *rows)]
+        table = text_table(part[0], part[1:], left, lines)
         for place, made in zip(shown, table.columns, strict=True):
             made.max_width = widths[place]
         yield table
