@@ -14,23 +14,39 @@ from cli_cases import call
 from PIL import Image
 from report_cases import BASE, DEFENSES, read
 
+from flower_vfl.leakage.meter import LEAK
+from flower_vfl.simulations.capture import CAPTURE_FILE
 from flower_vfl.simulations.papers.experiments import load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
 from flower_vfl.simulations.report.charts import COLOURS, SERIES
 from flower_vfl.simulations.report.data import load_report
-from flower_vfl.simulations.report.figures import varied_figures
-from flower_vfl.simulations.results import RUN, tables
+from flower_vfl.simulations.report.figures import (
+    leak_figures,
+    tradeoff_figures,
+    utility_figures,
+    varied_figures,
+)
+from flower_vfl.simulations.results import ALONE, RUN, tables
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.run_metrics import largest_leaks
 from flower_vfl.simulations.studies.study import Study, Trial, run_study
 
+
+@pytest.fixture
+def plain_folder(study_folder: Path) -> Path:
+    """The study with kept rows of its first run only: pictures of rows take time."""
+    for trial in Study.load(study_folder).trials[1:]:
+        (study_folder / "runs" / trial["key"] / CAPTURE_FILE).unlink()
+    return study_folder
+
+
 # --- what it says -----------------------------------------------------------------
 
 
-def test_summary_is_that_of_the_documents(study_folder: Path) -> None:
-    _, page = read(write_report(study_folder))
-    study = Study.load(study_folder)
+def test_summary_is_that_of_the_documents(plain_folder: Path) -> None:
+    _, page = read(write_report(plain_folder))
+    study = Study.load(plain_folder)
     heads = next(row for row in page.rows if "leak norm" in row)
     for defense in DEFENSES:
         name = "no defense" if defense == "none" else defense
@@ -47,6 +63,87 @@ def test_summary_is_that_of_the_documents(study_folder: Path) -> None:
             assert row[f"leak {attack}"] == text
         assert bool(row["bound"]) == defense.startswith("marvell")
     assert next(r for r in page.rows if r[0] == "no defense")[-1] == "1.00"
+
+
+def test_a_leak_is_the_same_in_tables_and_charts(plain_folder: Path) -> None:
+    study = Study.load(plain_folder)
+    for key, document in study.documents.items():  # an attack that is always wrong
+        records = document["records"]
+        wrong = [
+            metric == LEAK and attack == "norm"
+            for metric, attack in zip(records["metric"], records["attack"], strict=True)
+        ]
+        values = zip(wrong, records["value"], strict=True)
+        records["value"] = [0.3 if flip else value for flip, value in values]
+        path = study.run_folder(key) / "result.json"
+        path.write_text(json.dumps(document))
+    report = load_report(plain_folder)
+    assert report.largest_leaks["norm"].to_list() == pytest.approx([0.7] * 8)
+    figures = [figure for figure in leak_figures(report) if figure.attack == "norm"]
+    assert len(figures) == 2
+    for figure in figures:
+        data = max(figure.chart.to_dict()["datasets"].values(), key=len)
+        assert {row["y"] for row in data} == {0.7}
+        assert "mirrored: no defense, marvell:s=1" in figure.caption
+    steps = report.leak_steps.groupby([RUN, "attack", "party"])["value"].mean()
+    assert steps.groupby([RUN, "attack"]).max().to_list() == pytest.approx(
+        largest_leaks(report.records).set_index([RUN, "attack"])["leak"].sort_index()
+    )
+    text, _ = read(write_report(plain_folder))
+    assert "its whole curve is mirrored" in text
+
+
+def test_runs_that_did_not_train_are_marked(plain_folder: Path) -> None:
+    study = Study.load(plain_folder)
+    for trial in study.trials:
+        failed = {"iso:t=1": "01", "marvell:s=1": "1"}
+        if trial["labels"]["seed"] in failed.get(trial["labels"]["defense"], ""):
+            document = study.documents[trial["key"]]
+            records = document["records"]
+            pairs = zip(records["metric"], records["value"], strict=True)
+            records["value"] = [0.4 if m == "auc" else value for m, value in pairs]
+            path = study.run_folder(trial["key"]) / "result.json"
+            path.write_text(json.dumps(document))
+    report = load_report(plain_folder)
+    marked = ["no defense", "marvell:s=1 (1 of 2 did not train)", "marvell:s=4"]
+    assert list(report.settings.index) == [*marked, "iso:t=1 (did not train)"]
+    text, page = read(write_report(plain_folder))
+    row = next(row for row in page.rows if row[0] == "iso:t=1 (did not train)")
+    assert row[2].startswith("0.400") and row[2].endswith("no better than a guess")
+    first = text.index("iso:t=1 did not train on this data.")
+    assert text.index("<h1>") < first < text.index("<nav")
+    (figure,) = tradeoff_figures(report)
+    spec = figure.chart.to_dict()
+    points = max(spec["datasets"].values(), key=len)
+    worst = min(points, key=lambda row: row["y"])
+    assert worst["y"] == pytest.approx(0.4)  # below a guess, and in view
+    domains = [
+        layer["encoding"]["y"]["scale"]["domain"]
+        for layer in spec["layer"]
+        if "y" in layer["encoding"]
+    ]
+    assert all(low < 0.4 for low, _ in domains)
+    labels = {
+        row["label"]
+        for data in spec["datasets"].values()
+        for row in data
+        if "label" in row
+    }
+    assert labels >= {"no defense", "marvell:s=4", "iso:t=1 (did not train)"}
+
+
+def test_the_label_party_alone_is_a_line(tmp_path: Path, plain_folder: Path) -> None:
+    assert load_report(plain_folder).alone is None
+    run = next((plain_folder / "runs").iterdir())
+    document = json.loads((run / "result.json").read_text())
+    document[ALONE] = {"auc": 0.75, "accuracy": 0.6}
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    report = load_report(tmp_path)
+    assert report.alone == 0.75
+    (figure,) = utility_figures(report)
+    lines = figure.chart.to_dict()["datasets"].values()
+    assert any([row["y"] for row in line] == [0.75, 0.75] for line in lines)
+    assert "label party alone" in read(write_report(tmp_path))[0]
 
 
 def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> None:
@@ -92,13 +189,13 @@ def test_gradients_of_one_column_stand_against_predictions(tmp_path: Path) -> No
     assert '"title": "prediction"' in text and '"title": "gradient"' in text
 
 
-def test_unfinished_runs_are_named(study_folder: Path) -> None:
-    study = Study.load(study_folder)
+def test_unfinished_runs_are_named(plain_folder: Path) -> None:
+    study = Study.load(plain_folder)
     lost = study.trials[1]["key"]
     shutil.rmtree(study.run_folder(lost))
     study.errors[lost] = {"error": "party 'passive-1' <lost>"}
     study.save()
-    text, _ = read(write_report(study_folder))
+    text, _ = read(write_report(plain_folder))
     assert "marvell:s=1, 0: party &#39;passive-1&#39; &lt;lost&gt;" in text
 
 
@@ -127,9 +224,9 @@ def test_along_a_setting(tmp_path: Path) -> None:
 
 
 def test_a_paper_stands_beside_ours(
-    study_folder: Path, monkeypatch: pytest.MonkeyPatch
+    plain_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = Study.load(study_folder)
+    study = Study.load(plain_folder)
     study.extra = {
         "note": "HAM10000 stands in for ISIC",
         "columns": ["AUC"],
@@ -140,7 +237,7 @@ def test_a_paper_stands_beside_ours(
         "flower_vfl.simulations.report.tables._our_figures",
         lambda study: {("marvell",): ["0.91"]},
     )
-    text, page = read(write_report(study_folder))
+    text, page = read(write_report(plain_folder))
     assert "HAM10000 stands in for ISIC" in text
     assert ["row", "AUC, ours", "AUC, paper"] in page.rows
     assert ["marvell", "0.91", "0.93 ± 0.01"] in page.rows
@@ -150,19 +247,19 @@ def test_a_paper_stands_beside_ours(
 
 
 def test_pictures(
-    study_folder: Path,
+    plain_folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = ("--json", "--pictures")
-    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder), *options)
+    code, out, _ = call(capsys, monkeypatch, "report", str(plain_folder), *options)
     paths = json.loads(out)
     assert code == 0 and Path(paths["report"]).is_file()
-    assert len(paths["pictures"]) == 52
-    pictures = study_folder / PICTURES_FOLDER
+    assert len(paths["pictures"]) == 28
+    pictures = plain_folder / PICTURES_FOLDER
     vectors, rasters = sorted(pictures.glob("*.svg")), sorted(pictures.glob("*.png"))
     assert [p.stem for p in vectors] == [p.stem for p in rasters]
-    assert len(vectors) == 26
+    assert len(vectors) == 14
     for vector, raster in zip(vectors, rasters, strict=True):
         root = ElementTree.parse(vector).getroot()
         width, height = float(root.attrib["width"]), float(root.attrib["height"])
@@ -205,8 +302,8 @@ def test_a_reproduced_table_stands_beside_the_paper(tmp_path: Path) -> None:
         assert found[2::2] == [str(figure) for figure in figures]
 
 
-def test_every_setting_has_a_look_of_its_own(study_folder: Path) -> None:
-    report = load_report(study_folder)
+def test_every_setting_has_a_look_of_its_own(plain_folder: Path) -> None:
+    report = load_report(plain_folder)
     families = ["no defense", "marvell", "marvell", "iso"]
     assert list(report.settings["family"]) == families
     looks = list(zip(report.look.colours, report.look.shapes, strict=True))
@@ -218,22 +315,22 @@ def test_every_setting_has_a_look_of_its_own(study_folder: Path) -> None:
 
 
 def test_command(
-    study_folder: Path,
+    plain_folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, out, _ = call(capsys, monkeypatch, "report", str(study_folder))
-    assert code == 0 and out == f"{study_folder / 'report.html'}\n"
-    code, _, err = call(capsys, monkeypatch, "report", str(study_folder / "runs"))
+    code, out, _ = call(capsys, monkeypatch, "report", str(plain_folder))
+    assert code == 0 and out == f"{plain_folder / 'report.html'}\n"
+    code, _, err = call(capsys, monkeypatch, "report", str(plain_folder / "runs"))
     assert code == 2 and "result.json" in err
 
 
 def test_command_opens_the_report(
-    study_folder: Path,
+    plain_folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    call(capsys, monkeypatch, "report", str(study_folder), "--open")
-    assert opened == [(study_folder / "report.html").resolve().as_uri()]
+    call(capsys, monkeypatch, "report", str(plain_folder), "--open")
+    assert opened == [(plain_folder / "report.html").resolve().as_uri()]

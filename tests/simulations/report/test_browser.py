@@ -52,6 +52,26 @@ OVERLAPPING = """
   }).map(([, text]) => text);
 })
 """
+# Names beside points that lie on each other.
+MEETING = """
+(() => {
+  const boxes = [...document.querySelectorAll("#tradeoff .role-mark.mark-text text")]
+    .filter((node) => node.textContent).map((node) => node.getBoundingClientRect());
+  return boxes.flatMap((a, n) => boxes.slice(n + 1).filter((b) => a.left < b.right
+    && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)).length;
+})()
+"""
+# Sections whose heading lies under the bar, or far below it, when their link is used.
+COVERED = """
+[...document.querySelectorAll("nav a")].filter((link) => {
+  link.click();
+  const heading = document.querySelector(`${link.hash} h2`).getBoundingClientRect();
+  const bar = document.getElementById("filters").getBoundingClientRect();
+  const last = scrollY + innerHeight > document.documentElement.scrollHeight - 2;
+  const far = heading.top > bar.bottom + 60 && !last;
+  return bar.top !== 0 || heading.top < bar.bottom - 1 || far;
+}).map((link) => link.hash)
+"""
 # Settings of which a point or a row can be seen.
 VISIBLE = """
 [...new Set([
@@ -131,6 +151,17 @@ def test_every_chart_has_marks(
         assert 200 < wide <= width and high > 100, name
     assert browser.run(OUTSIDE) == []
     assert browser.run(OVERLAPPING) == []
+    assert browser.run(MEETING) == 0
+    named = browser.run(
+        "document.querySelectorAll('#tradeoff .role-mark.mark-text text').length"
+    )
+    assert named == len(DEFENSES)
+    assert browser.run(COVERED) == []
+    if width == 1280:  # the summary does not scroll sideways
+        box = "document.querySelector('#summary .scroll')"
+        assert browser.run(f"{box}.scrollWidth <= {box}.clientWidth")
+    else:  # the bar, which is the legend of all charts, is one line
+        assert browser.run("document.getElementById('filters').offsetHeight") < 60
     # no sideways scrolling of the page itself
     assert browser.run("document.documentElement.scrollWidth") <= width
     paper = browser.run("getComputedStyle(document.body).backgroundColor")
