@@ -30,12 +30,12 @@ SHAPES += ("triangle-down", "triangle-right")
 DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2, 2])
 _DOTTED = [2, 2]
 _LEGEND: dict[str, Any] = {"orient": "bottom", "symbolLimit": 200}
-_SHORT = 20  # characters; longer names stand one below the other in a legend
+_SHORT, _MANY = 20, 8  # a legend of at most 8 names with more letters has one column
 # Sizes of the trade-off chart and of a letter, in pixels, and where a label may be: on
 # which side of its point, and how many lines below.
 _WIDTHS, _HEIGHT, _LETTER = (300, 450, 650), 300, 6.2
 _BESIDE = [(1, 0), (-1, 0), (0, -1), (0, 1)]
-_BESIDE += [(side, n) for n in (-1, 1, -2, 2, -3, 3) for side in (1, -1)]
+_BESIDE += [(side, n) for n in (-1, 1, -2, 2) for side in (1, -1)]
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
@@ -103,7 +103,8 @@ class Look:
     def colour(self, field: str = "", legend: Mapping[str, Any] = _LEGEND) -> alt.Color:
         """Return the colour channel; all layers of a chart need the same legend."""
         values = [css(SERIES[n % len(SERIES)]) for n in self.colours]
-        short = max(map(len, self.names), default=0) <= _SHORT
+        longest, many = max(map(len, self.names), default=0), len(self.names) > _MANY
+        short = many or longest <= _SHORT
         size = {"columns": 2 if short else 1, "labelLimit": 140 if short else 280}
         return alt.Color(
             f"{field or self.field}:N",
