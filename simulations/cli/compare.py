@@ -20,11 +20,7 @@ from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
 from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
-from flower_vfl.simulations.studies.run_metrics import (
-    WHOLE_RUN,
-    shown_whole,
-    utilities,
-)
+from flower_vfl.simulations.studies.run_metrics import WHOLE_RUN, shown_whole, utilities
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.target import find_settings
 from flower_vfl.simulations.studies.trials import (

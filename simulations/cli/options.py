@@ -42,16 +42,8 @@ _OF_RUN = {"out", "resume"}  # options of `run` only
 # Settings in the short help, and options of commands that are not in it.
 _COMMON = "dataset parties label_party passive id_column label_column alignment bottom "
 _COMMON += "epochs batch_size learning_rate seed defense label_dp attack"
-_RARE = {
-    "preset_name",
-    "alone",
-    "markdown",
-    "engine",
-    "ray_address",
-    "gpus",
-    "format",
-    "verbose",
-}
+_RARE = {"preset_name", "alone", "markdown", "engine", "ray_address", "gpus"}
+_RARE |= {"format", "verbose"}
 _SETTABLE = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]} | _OF_RUN
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",

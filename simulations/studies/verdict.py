@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,8 @@ def untrained(records: pd.DataFrame) -> pd.Series[str]:
 
 def comparison(study: Study) -> dict[str, Any]:
     """Return a study as a table: one row for each setting that has a finished run."""
-    records, labels = (
-        study.records(),
-        study.labels().drop(columns=SEED, errors="ignore"),
-    )
-    methods = labels.apply(_setting, axis=1)
+    records = study.records()
+    methods = study.labels().drop(columns=SEED, errors="ignore").apply(_setting, axis=1)
     done = completions(records).query("split == 'test'")
     leaks = largest_leaks(records).rename(columns={"leak": "value"})
     found = pd.concat([leaks, done]).assign(method=lambda part: part[RUN].map(methods))
@@ -112,9 +110,7 @@ def _setting(labels: pd.Series[str]) -> str:
 def summary(values: pd.Series[float]) -> dict[str, float]:
     """Return mean, standard deviation, least and largest of some values."""
     found = values.agg(["mean", "std", "min", "max"]).rename({"std": "sd"})
-    return {
-        str(name): float(value) for name, value in found.fillna({"sd": 0.0}).items()
-    }
+    return {str(n): float(value) for n, value in found.fillna({"sd": 0.0}).items()}
 
 
 def verdict(document: Row, target: float | None = None) -> Iterator[str]:
@@ -132,50 +128,41 @@ def verdict(document: Row, target: float | None = None) -> Iterator[str]:
     >>> print(*verdict({"metric": "test_auc", "rows": rows}))
     Choose iso: largest leak 1.00 → 0.70, test AUC −0.010.
     """
+    metric = metric_name(document["metric"])
     rows: Sequence[Row] = [row for row in document["rows"] if "area" in row]
     plain = next((row for row in rows if row["defense"] == VANILLA), None)
+    leak = math.inf if plain is None else plain["largest_leak"]
     failed = [row for row in document["rows"] if row.get("untrained")]
     good = [row for row in rows if row is not plain and row not in failed]
-    if target is not None:
-        good.sort(key=lambda row: -row["utility"]["mean"])
-    else:
-        good.sort(key=lambda row: -row["area"])
-    kept = [row for row in good if target is None or row["largest_leak"] <= target]
-    metric = metric_name(document["metric"])
+    limit = leak - _HELPS if target is None else target
+    kept = [row for row in good if row["largest_leak"] <= limit]
     if plain is not None and plain in failed:
         yield (
             f"The model does not train even without a defense ({plain['untrained']}): "
             "change its settings or its data first."
         )
-    elif target is not None and plain is not None and plain["largest_leak"] <= target:
-        yield (
-            f"No defense is needed: without one the largest leak is "
-            f"{plain['largest_leak']:.2f}."
-        )
-    elif kept and (plain is None or _helps(kept[0], plain)):
-        yield f"Choose {_described(kept[0], plain, metric)}."
-    elif target is not None and good:
+    elif target is not None and leak <= target:
+        yield f"No defense is needed: without one the largest leak is {leak:.2f}."
+    elif kept:
+        by_area, by_utility = (lambda r: r["area"]), (lambda r: r["utility"]["mean"])
+        best = max(kept, key=by_area if target is None else by_utility)
+        yield f"Choose {_described(best, plain, metric)}."
+    elif good and target is None:
+        yield f"No defense helps: none lowers the largest leak, {leak:.2f}."
+    elif good:
         closest = min(good, key=lambda row: row["largest_leak"])
         yield (
             f"No defense keeps the largest leak at or below {target:g}; closest is "
             f"{_described(closest, plain, metric)}."
         )
-    elif good and plain is not None:
-        leak = plain["largest_leak"]
-        yield f"No defense helps: none lowers the largest leak, {leak:.2f}."
     parts: dict[str, list[str]] = {}
     for row in failed:
         some, _, _ = row["untrained"].rpartition(" runs:")
         where = f"in {some} runs" if some else "on this data"
         parts.setdefault(where, []).append(row["defense"])
     for where, names in parts.items():
-        *others, last = names
-        listed = f"{', '.join(others)} and {last}" if others else last
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         yield f"{listed} did not train {where}."
-
-
-def _helps(row: Row, plain: Row) -> bool:
-    return bool(row["largest_leak"] <= plain["largest_leak"] - _HELPS)
 
 
 def _described(row: Row, plain: Row | None, metric: str) -> str:

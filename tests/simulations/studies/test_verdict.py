@@ -128,6 +128,16 @@ NONE = (0.85, 1.0, "")
             0.65,
             ["No defense is needed: without one the largest leak is 0.60."],
         ),
+        (  # a target that is close to what leaks without a defense
+            {"none": (0.8, 0.66, ""), "a": (0.8, 0.645, "")},
+            0.65,
+            ["Choose a: largest leak 0.66 → 0.65, test AUC +0.000."],
+        ),
+        (  # the largest product does not help, another one does
+            {"none": (0.9, 0.6, ""), "a": (0.9, 0.59, ""), "b": (0.7, 0.5, "")},
+            None,
+            ["Choose b: largest leak 0.60 → 0.50, test AUC −0.200."],
+        ),
         ({"a": (0.8, 0.6, "")}, None, ["Choose a: largest leak 0.60, test AUC 0.800."]),
     ],
 )
