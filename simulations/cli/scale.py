@@ -14,7 +14,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
 from flower_vfl.simulations.config import DATA, RUN, RunConfig
 from flower_vfl.simulations.parties import divided_dataset
-from flower_vfl.simulations.printing import markdown_table, metric_name, text_table
+from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
 from flower_vfl.simulations.results import RUN as KEY
 from flower_vfl.simulations.runtime.engines import can_watch_memory, set_log
 from flower_vfl.simulations.studies.run_metrics import (
@@ -253,7 +253,7 @@ def _show(found: Sequence[Size], title: str, markdown: bool) -> None:
     else:
         console = Console(highlight=False)
         console.print(title, markup=False)
-        console.print(text_table(head, rows, left=0))
+        console.print(*text_tables(head, rows, left=0))
     print("leak AUC: mean over the parties / the party that learns most / all together")
     print(growth_text(found))
 
