@@ -34,7 +34,7 @@ def usual_handler() -> Iterator[None]:
 
 
 SWEEP = ("sweep", "--limit", "120", "--epochs", "1", "--set", "seed=0,1,2")
-LINE = "flower-vfl: interrupted; {} of 3 runs are finished in {}; the same command"
+LINE = "flower-vfl: interrupted; {} of 3 runs are finished in {}; run the same"
 LONG = ("sweep", "--limit", "300", "--epochs", "6", "--set", "seed=0,1,2,3,4,5")
 
 
