@@ -66,7 +66,7 @@ def measured(folder: Path, seeds: int) -> pd.DataFrame:
 def drawn(points: pd.DataFrame) -> str:
     """Return the picture as SVG, on white, with labels instead of a legend."""
     x = Axis("largest leak AUC (0.5 = nothing leaks)", (0.5, 1.02))
-    y = Axis("test AUC", padded(points["y"], 0.014))
+    y = Axis("test AUC", padded(points["y"]))
     several = points[points.duplicated("curve", keep=False)]
     parts = [own[["x", "y"]].to_numpy() for _, own in several.groupby("curve")]
     lines = [pair for own in parts for pair in pairwise(own)]
@@ -77,16 +77,16 @@ def drawn(points: pd.DataFrame) -> str:
     named = ~points.duplicated("curve", keep="last")
     names = (points["curve"] + " ").where(named, "") + strengths
     names = names.str.strip() + marks
-    labels = labels_beside(
-        points.assign(setting=names), x, y, (WIDTH,), HEIGHT, 0.54 * FONT, crossed
-    )
+    places = pd.DataFrame(crossed, columns=["x", "y"]).assign(setting="")
+    places = pd.concat([points.assign(setting=names), places], ignore_index=True)
+    labels = labels_beside(places, x, y, (WIDTH,), HEIGHT, 0.54 * FONT)
     colour = alt.Color("curve:N", legend=None).scale(
         domain=list(COLOURS), range=list(COLOURS.values())
     )
     place = {"x": x.x(), "y": y.y(), "color": colour}
     curves = alt.Chart(several).mark_line(strokeWidth=2, opacity=0.55)
     dots = alt.Chart(points).mark_point(filled=True, size=110, opacity=1)
-    texts = alt.Chart(points.assign(**labels)).mark_text(**BESIDE, fontSize=FONT)
+    texts = alt.Chart(points.join(labels)).mark_text(**BESIDE, fontSize=FONT)
     corner = alt.Chart(pd.DataFrame({"text": ["upper left is better"]})).mark_text(
         x=10, y=14, align="left", fontSize=15, fontStyle="italic", color="#666"
     )

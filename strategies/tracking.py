@@ -281,13 +281,11 @@ def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
 
 def _run_name(settings: Mapping[str, Any]) -> str:
     """Return dataset, method and seed of a run, as far as they are known."""
-    known = {name: str(value) for name, value in settings.items()}
-    data = Path(known.get("label-party", "")).stem or known.get("dataset")
-    objective, defense = known.get("objective"), known.get("defense")
-    methods = [m for m in (objective, defense) if m not in (None, "", "auto", "none")]
-    seed = f"seed {known['seed']}" if "seed" in known else ""
-    method = " + ".join(methods) or "no defense"
-    return ", ".join(part for part in (data, method, seed) if part)
+    data = Path(settings.get("label-party", "")).stem or settings.get("dataset")
+    methods = [settings.get(name, "") for name in ("objective", "defense")]
+    method = " + ".join(m for m in methods if m not in ("", "auto", "none"))
+    seed = f"seed {settings['seed']}" if "seed" in settings else ""
+    return ", ".join(part for part in (data, method or "no defense", seed) if part)
 
 
 def _cell(value: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import altair as alt
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 # Okabe and Ito's palette for all kinds of colour vision; yellow is lost on paper.
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
@@ -31,19 +30,19 @@ DASHES = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [6, 2, 2, 2, 2,
 _DOTTED = [2, 2]
 _LEGEND: dict[str, Any] = {"orient": "bottom", "symbolLimit": 200}
 _SHORT, _MANY = 20, 8  # a legend of at most 8 names with more letters has one column
-# Sizes of the trade-off chart and of a letter, in pixels, and where a label may be: on
-# which side of its point, and how many lines below.
+# Pixels of the trade-off chart and of a letter; side of a point, and lines below it.
 _WIDTHS, _HEIGHT, _LETTER = (300, 450, 650), 300, 6.2
-_BESIDE = [(1, 0), (-1, 0), (0, -1), (0, 1)]
-_BESIDE += [(side, n) for n in (-1, 1, -2, 2) for side in (1, -1)]
+_BESIDE = [(1, 0), (-1, 0), *((side, n) for n in (-1, 1, -2, 2) for side in (0, 1, -1))]
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
 # A text mark beside its point, from the columns of `labels_beside`.
-BESIDE = {"dx": alt.expr("datum.side * 9"), "dy": alt.expr("datum.down")}
+BESIDE: dict[str, Any] = {
+    "dy": alt.expr("datum.down"),
+    "dx": alt.expr("datum.side * 9"),
+}
 BESIDE["align"] = alt.expr("datum.side ? datum.side < 0 ? 'right' : 'left' : 'center'")
 TEMPLATES = Path(__file__).with_name("templates")
-Floats = NDArray[np.float64]
 Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
 
 
@@ -93,18 +92,14 @@ class Look:
         """Return the looks of some of the values."""
         chosen = set(names)
         kept = [n for n, name in enumerate(self.names) if name in chosen]
-        return Look(
-            self.field,
-            [self.names[n] for n in kept],
-            [self.colours[n] for n in kept],
-            [self.shapes[n] for n in kept],
-        )
+        looks = self.names, self.colours, self.shapes
+        return Look(self.field, *([own[n] for n in kept] for own in looks))  # type: ignore[arg-type]
 
     def colour(self, field: str = "", legend: Mapping[str, Any] = _LEGEND) -> alt.Color:
         """Return the colour channel; all layers of a chart need the same legend."""
         values = [css(SERIES[n % len(SERIES)]) for n in self.colours]
-        longest, many = max(map(len, self.names), default=0), len(self.names) > _MANY
-        short = many or longest <= _SHORT
+        longest = max(map(len, self.names), default=0)
+        short = longest <= _SHORT or len(self.names) > _MANY
         size = {"columns": 2 if short else 1, "labelLimit": 140 if short else 280}
         return alt.Color(
             f"{field or self.field}:N",
@@ -205,10 +200,8 @@ def tradeoff_chart(
     points: pd.DataFrame,
     stairs: pd.DataFrame,
     look: Look,
-    title: str,
     x: Axis,
     y: Axis,
-    *,
     reference: Sequence[tuple[float, float]] = (),
 ) -> alt.LayerChart:
     """Return settings by leak and utility, with a staircase for each curve.
@@ -226,12 +219,12 @@ def tradeoff_chart(
         colour = look.colour("first")
         layers.append(steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
     layers.append(_points(base).encode(shape=look.shape()))
-    texts = _filtered(points.assign(**labels_beside(points, x, y)), look).mark_text(
+    texts = _filtered(points.join(labels_beside(points, x, y)), look).mark_text(
         **BESIDE, fontSize=11, color=css("ink"), clip=True, aria=False
     )
     layers.append(texts.encode(x=x.x(), y=y.y(), text="label:N"))
     told.append(alt.Tooltip("leaks:N"))
-    sized = _finished([*layers, _rings(base, told)], look, title)
+    sized = _finished([*layers, _rings(base, told)], look, f"{y.title} and {x.title}")
     return sized.properties(height=_HEIGHT)
 
 
@@ -239,50 +232,43 @@ def labels_beside(
     points: pd.DataFrame,
     x: Axis,
     y: Axis,
-    widths: Sequence[float] = _WIDTHS,
-    height: float = _HEIGHT,
+    widths: Sequence[int] = _WIDTHS,
+    height: int = _HEIGHT,
     letter: float = _LETTER,
-    crossed: Sequence[tuple[float, float]] = (),
-) -> dict[str, list[Any]]:
+) -> pd.DataFrame:
     """Return label, side and offset of each point, without overlaps at any width.
 
-    A point that has no room beside it has no label; the legend names it still. Labels
-    keep off the places that are `crossed` by lines.
+    A point that has no room beside it has no label; the legend names it still. A point
+    without a name is a place that labels keep off.
     """
     assert x.domain and y.domain
-    (left, right), (low, high), line = x.domain, y.domain, 2 * letter
-    places = np.array([*zip(points["x"], points["y"], strict=True), *crossed])
-    across = np.outer((places[:, 0] - left) / (right - left), widths)
-    down = (high - places[:, 1]) / (high - low) * height
-    reach = [10.0] * len(points) + [3.0] * len(crossed)
-    taken = [
-        _box(a - r, a + r, d, 6) for a, r, d in zip(across, reach, down, strict=True)
-    ]
-    found: dict[str, list[Any]] = {"label": [], "side": [], "down": []}
+    (left, right), (low, high) = x.domain, y.domain
+    across = np.outer((points["x"] - left) / (right - left), widths)
+    down = ((high - points["y"]) / (high - low) * height).to_numpy()
+    # Middle and half of the width, then of the height, of what is drawn already.
+    sizes = [10.0 if name else 3.0 for name in points["setting"]]
+    taken = [(a, size, d, 6.0) for a, size, d in zip(across, sizes, down, strict=True)]
+    rows = []
     for own, name in enumerate(points["setting"]):
-        a, d = across[own], down[own]
-        size, free = letter * len(name), ("", 1, 0.0)
-        for side, offset in _BESIDE:
-            start = a + 9 * side - size * (1 - side) / 2
-            box = _box(start, start + size, d + offset * line, line / 2)
-            inside = (box[:2] >= 0).all() and (box[2] <= widths).all()
-            inside = inside and (box[3] <= height).all()
-            if inside and not any(
-                n != own and ((box[:2] < b[2:]) & (b[:2] < box[2:])).all(axis=0).any()
-                for n, b in enumerate(taken)
+        half, found = letter * len(name) / 2, ("", 1, 0.0)
+        for side, lines in _BESIDE if name else ():
+            a, d = across[own] + side * (9 + half), down[own] + lines * 2 * letter
+            inside = (half <= a).all() and (a <= np.subtract(widths, half)).all()
+            if (
+                inside
+                and letter <= d <= height - letter
+                and not any(
+                    n != own
+                    and (abs(a - b) < half + w).any()
+                    and abs(d - e) < letter + h
+                    for n, (b, w, e, h) in enumerate(taken)
+                )
             ):
-                taken.append(box)
-                free = name, side, offset * line
+                taken.append((a, half, d, letter))
+                found = name, side, lines * 2 * letter
                 break
-        for column, value in zip(found, free, strict=True):
-            found[column].append(value)
-    return found
-
-
-def _box(start: Floats, end: Floats, middle: float, half: float) -> Floats:
-    """Return left, top, right and bottom of a box, for each width of a chart."""
-    top, bottom = np.full_like(start, middle - half), np.full_like(start, middle + half)
-    return np.stack([start, top, end, bottom])
+        rows.append(found)
+    return pd.DataFrame(rows, points.index, ["label", "side", "down"])
 
 
 def scatter_chart(

@@ -88,9 +88,9 @@ class Report:
     @property
     def alone(self) -> float | None:
         """What the label party reaches without the others, if it was measured."""
-        own = self.records[self.records["split"] == ALONE]
-        own = own[own["metric"].isin(self.utility["metric"])]
-        return float(own["value"].mean()) if len(own) else None
+        known = self.records["metric"].isin(self.utility["metric"])
+        own = self.records["value"][known & (self.records["split"] == ALONE)]
+        return float(own.mean()) if len(own) else None
 
     @property
     def evaluations(self) -> pd.DataFrame:
@@ -110,24 +110,19 @@ class Report:
 
     @cached_property
     def leak_steps(self) -> pd.DataFrame:
-        """Leak of every attack at the cut layer, step by step.
-
-        Where the mean of a run is below 0.5, all its values are ``mirrored`` (1 − AUC),
-        so that the mean of a curve is the leak of the tables.
-        """
+        """Leak of every attack at the cut layer, by step; its mean is that of tables."""
         rows = self.records[self.records["layer"] == ""]
         rows = rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
         means = rows.groupby([RUN, "attack", "party"])["value"].transform("mean")
-        mirrored = means < self.chance
+        mirrored = means < self.chance  # an attack that is wrong is right when reversed
         value = rows["value"].mask(mirrored, 1.0 - rows["value"])
         return rows.assign(value=value, mirrored=mirrored)
 
     @cached_property
     def verdict(self) -> list[str]:
         """What the study amounts to, in sentences."""
-        if self.study is None or DEFENSE not in self.study.varied:
-            return []
-        return list(verdict(comparison(self.study)))
+        study = self.study if self.study and DEFENSE in self.study.varied else None
+        return list(verdict(comparison(study))) if study else []
 
     @property
     def chance(self) -> float:
@@ -260,9 +255,8 @@ def _capture(folder: Path) -> Arrays:
 
 def _method(config: Mapping[str, Any]) -> str:
     """Return objective and defense of a run."""
-    objective = "" if config["objective"] == "auto" else config["objective"]
-    defense = "" if config["defense"] == "none" else config["defense"]
-    return " + ".join(part for part in (objective, defense) if part) or PLAIN
+    parts = [config["objective"], config["defense"]]
+    return " + ".join(p for p in parts if p not in ("", "auto", "none")) or PLAIN
 
 
 def short_names(methods: Iterable[str]) -> dict[str, str]:

@@ -52,19 +52,17 @@ def tradeoff_figures(report: Report) -> list[Figure]:
     curves = [stairs(own) for _, own in several.groupby("curve", sort=False)]
     joined = pd.concat(curves) if curves else several
     x = Axis(f"largest {report.leak_name}", (report.chance - 0.02, 1.02))
-    margin = max(0.01, 0.08 * (points["y"].max() - points["y"].min()))
-    y = Axis(report.metric_name, padded(points["y"], margin))
-    # The chance of a model is that of an attack, but for the accuracy.
-    guess = [] if report.metric.endswith("accuracy") else [report.chance]
-    ends = [(end, level) for level in guess for end in x.domain or ()]
-    title = "Leakage against utility"
-    chart = tradeoff_chart(points, joined, report.look, title, x, y, reference=ends)
+    y = Axis(report.metric_name, padded(points["y"]))
+    guess = () if report.metric.endswith("accuracy") else x.domain or ()
+    ends = [(end, report.chance) for end in guess]
+    chart = tradeoff_chart(points, joined, report.look, x, y, ends)
     return [Figure("tradeoff", chart, "Upper left is better")]
 
 
-def padded(values: pd.Series[float], margin: float) -> tuple[float, float]:
+def padded(values: pd.Series[float]) -> tuple[float, float]:
     """Return the range of values, a little wider."""
-    return float(values.min()) - margin, float(values.max()) + margin
+    low, high = float(values.min()), float(values.max())
+    return low - (margin := 0.005 + 0.07 * (high - low)), high + margin
 
 
 def setting_points(report: Report) -> pd.DataFrame:
@@ -78,10 +76,8 @@ def setting_points(report: Report) -> pd.DataFrame:
         lambda leaks: ", ".join(f"{name} {leak:.3f}" for name, leak in leaks.items())
     )
     largest = points["leaks"].map(lambda leaks: max(leaks.values()))
-    points = points.rename(columns={"x": "privacy", "y": "usefulness"})
-    points = points.assign(
-        curve=own["family"] + marks, x=largest, y=points["utility"], leaks=means
-    )
+    points = points.rename(columns={"x": "privacy", "y": "usefulness", "utility": "y"})
+    points = points.assign(curve=own["family"] + marks, x=largest, leaks=means)
     return points.rename_axis("setting").reset_index()
 
 
@@ -147,8 +143,7 @@ def utility_figures(report: Report) -> list[Figure]:
     frame, name = binned(report.evaluations, "epoch"), report.metric_name
     x, y = _counted("epoch", frame), Axis(name)
     ends = [(end, report.alone) for end in x.domain or () if report.alone is not None]
-    title = "Utility during training"
-    chart = line_chart(frame, report.look, title, x, y, reference=ends)
+    chart = line_chart(frame, report.look, name, x, y, reference=ends)
     return [Figure("utility", chart, f"{name}, mean over seeds")]
 
 
@@ -350,8 +345,7 @@ def calibrations(report: Report) -> tuple[list[Figure], list[Table]]:
         return [], []
     curves = [curve.assign(setting=name) for name, (curve, *_) in found.items()]
     frame = pd.concat(curves).round(4)
-    values = pd.concat([frame["x"], frame["y"]])
-    reach = padded(values, 0.04 * (values.max() - values.min()) + 0.001)
+    reach = padded(pd.concat([frame["x"], frame["y"]]))
     x, y = Axis("predicted probability", reach), Axis("observed frequency", reach)
     ends = [(end, end) for end in reach]
     chart = line_chart(

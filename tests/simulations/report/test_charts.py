@@ -36,7 +36,7 @@ X, Y = Axis("step", whole=True), Axis("leak AUC", (0.4, 1.0))
 CHARTS = {
     "lines": line_chart(LINES, LOOK, "lines", X, Y, reference=[(1, 0.5), (2, 0.5)]),
     "points": line_chart(LINES, LOOK, "points", Axis("n", log=True), Y, points=True),
-    "tradeoff": tradeoff_chart(POINTS, POINTS, LOOK, "tradeoff", Axis("", (0, 3)), Y),
+    "tradeoff": tradeoff_chart(POINTS, POINTS, LOOK, Axis("leak", (0, 3)), Y),
     "scatter": scatter_chart(
         CLASSES, Look("class", NAMES, [0, 1], [0, 1]), "scatter", X, Y
     ),
@@ -47,7 +47,8 @@ CHARTS = {
 @pytest.mark.parametrize("name", CHARTS)
 def test_specifications_are_valid(name: str) -> None:
     spec = CHARTS[name].to_dict(validate=True)
-    assert spec["description"] == name and spec["width"] == "container"
+    described = {"tradeoff": "leak AUC and leak"}.get(name, name)
+    assert spec["description"] == described and spec["width"] == "container"
     parameters = {param["name"] for param in spec["params"]}
     legend = {"scatter": "shown_class", "bars": "hidden"}.get(name, "shown_setting")
     assert legend in parameters and (("zoom" in parameters) == (name != "bars"))
@@ -71,7 +72,7 @@ def test_labels_beside_points_by_hand() -> None:
     points = pd.DataFrame(places, columns=["x", "y"]).assign(setting=["a", "bb", "ccc"])
     x, y = Axis("leak", (0.0, 1.0)), Axis("AUC", (0.0, 1.0))
     found = labels_beside(points, x, y, (300,), 300, 6)
-    assert found["label"] == ["a", "bb", "ccc"]
+    assert list(found["label"]) == ["a", "bb", "ccc"]
     assert found["side"][0] == -1 and found["down"][0] == 0  # bb is on its right
     assert (found["side"][1], found["down"][1]) == (1, 0)
     assert found["side"][2] == -1
