@@ -7,7 +7,8 @@ Prints a Markdown table for every dataset: test AUC (accuracy for several classe
 mean (worst, best) over the seeds, its difference from no defense, and the leak AUC of
 four attacks, mean over all batches at the party that learns most. ``loan`` is a
 generated table with 5 % positives whose label party has columns of its own.
-``--before`` adds GAFM and LADSG as in their papers (``balanced=false``). ``--valid``
+``--before`` adds gradient compression, GAFM and LADSG as in their papers; ``--methods``
+takes others. ``--valid``
 prints metrics of validation rows instead of test rows; defaults were chosen by those of
 ``loan``, ``breast-cancer`` and ``credit-default``.
 """
@@ -41,6 +42,7 @@ ATTACKS = ("norm", "cosine", "mean", "median")
 ROWS = {"give-me-some-credit": 12000, "adult": 8000, "credit-default": 8000}
 DATA = "loan,credit-default,breast-cancer,give-me-some-credit,adult,spambase,digits"
 BEFORE = (
+    "gc:keep=0.1",
     "gafm:gamma=1,balanced=false",
     "ladsg:epochs=50,first_epoch=vanilla,balanced=false",
 )
@@ -73,7 +75,8 @@ def lines(
     attacks = ATTACKS if task == "binary" else ("norm", "direct")
     metric = "auc" if task == "binary" else "accuracy"
     vanilla = float("nan")
-    for method in [*DEFAULTS[task], *(BEFORE if given.before else ())]:
+    methods = given.methods or [*DEFAULTS[task], *(BEFORE if given.before else ())]
+    for method in methods:
         if task != "binary" and "gafm" in method:
             continue  # it needs a column for each class
         one = replace(parse_method(method).over(config, {}), attack=",".join(attacks))
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--before", action="store_true")
     parser.add_argument("--valid", action="store_true")
+    parser.add_argument("--methods", nargs="*")
     given = parser.parse_args()
     heads = ["data", "method", "utility", "change", *ATTACKS]
     with (

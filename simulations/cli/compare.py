@@ -45,7 +45,7 @@ from .options import (
     takes_settings,
 )
 
-_TRANSFORMS = ("none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1")
+_TRANSFORMS = ["none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1,by_row=true"]
 DEFAULTS: dict[Task, tuple[str, ...]] = {
     "binary": (*_TRANSFORMS, "gafm", "ladsg"),
     "multiclass": (*_TRANSFORMS, "ladsg"),

@@ -30,7 +30,7 @@ from .run_metrics import largest_leaks
 from .study import Study
 
 ENGINE = "recording"
-DEFENSES = ("max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1")
+DEFENSES = ("max-norm", "iso:t=4", "marvell:s=4")
 _CLASSES = ["norm", "cosine", "mean:held_out=true", "median", "stale", "similarity"]
 _CLASSES += ["similarity:known=false"]
 # What a party's own embeddings show, which no transform of gradients changes.

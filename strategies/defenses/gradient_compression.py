@@ -45,6 +45,10 @@ class GradientCompression(RowTransform):
     ----------
     keep : float (default: 0.5)
         Share of the entries that are kept.
+    by_row : bool (default: False)
+        Keep that share of every row (ours) and not of the batch as a whole. Where one
+        class is rare its rows have the largest entries, so that of the others hardly
+        any is left, and the model learns the rare class only.
 
     Examples
     --------
@@ -56,10 +60,14 @@ class GradientCompression(RowTransform):
             [ 3.,  0.]])
     """
 
-    def __init__(self, keep: float = 0.5) -> None:
+    def __init__(self, keep: float = 0.5, by_row: bool = False) -> None:
         require(0.0 < keep <= 1.0, "keep", "above 0 and at most 1", keep)
-        self.keep = keep
+        self.keep, self.by_row = keep, by_row
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rows with all but the largest entries set to zero."""
-        return compress(rows, self.keep)
+        if not self.by_row:
+            return compress(rows, self.keep)
+        wanted = math.ceil(Fraction(str(self.keep)) * rows.shape[1])
+        places = rows.abs().topk(wanted, dim=1).indices
+        return torch.zeros_like(rows).scatter(1, places, rows.gather(1, places))

@@ -60,6 +60,20 @@ def test_compression_keeps_exactly_the_largest(
     assert zeros_without_sign(found)
 
 
+def test_compression_by_row_keeps_the_largest_of_every_row() -> None:
+    rows = torch.tensor([[9.0, -8.0, 7.0], [0.1, 0.3, -0.2]])
+    kept = GradientCompression(keep=0.34, by_row=True)(rows, Batch("a", 1, 0))
+    assert kept is not None
+    torch.testing.assert_close(
+        kept, torch.tensor([[9.0, -8.0, 0.0], [0.0, 0.3, -0.2]])
+    )
+    images = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
+    found = GradientCompression(keep=0.5, by_row=True)(images, Batch("a", 1, 0))
+    assert found is not None and found.shape == images.shape
+    assert (found != 0).flatten(1).sum(dim=1).tolist() == [3] * 4
+    assert torch.equal(found[found != 0], images[found != 0])
+
+
 def test_compression_of_an_all_equal_gradient() -> None:
     found = compress(torch.full((2, 5), -0.3), 0.5)
     assert (found != 0).reshape(-1).tolist() == [True] * 5 + [False] * 5
