@@ -110,7 +110,7 @@ class Report:
 
     @cached_property
     def leak_steps(self) -> pd.DataFrame:
-        """Leak of every attack at the cut layer, by step; its mean is that of tables."""
+        """Leak of every attack at the cut layer at each step, as in the tables."""
         rows = self.records[self.records["layer"] == ""]
         rows = rows[rows["metric"] == (FLIPPED if self.regression else LEAK)]
         means = rows.groupby([RUN, "attack", "party"])["value"].transform("mean")
