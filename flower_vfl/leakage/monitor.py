@@ -52,8 +52,8 @@ class Leakage:
         ``"embedding"`` and ``"exploit"`` are measured at the end of each epoch, on all
         of its rows; a limit does not look at them.
     limit : float | None (default: None)
-        What no attack's leak AUC a may exceed for any party, as an average over
-        `window` steps, nor 1 − a; for a regression, the average of |rho|.
+        Maximum leak AUC allowed for any attack and party, averaged over `window` steps
+        (or 1 minus it, if that is larger); for a regression, of |rho|.
     action : Literal["warn", "stop", "raise"] (default: "warn")
         What happens then: a warning in the log; the end of the run, with a checkpoint;
         or a defense that is stronger by `factor` from the next step on.
