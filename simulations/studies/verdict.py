@@ -100,11 +100,11 @@ def comparison(study: Study) -> dict[str, Any]:
 
 
 def _setting(labels: pd.Series[str]) -> str:
-    """Return a defense, and in brackets what else was varied."""
+    """Return a defense, and what else was varied."""
     known = {str(name): value for name, value in labels.dropna().items()}
     defense = known.pop(DEFENSE, VANILLA)
-    varied = ", ".join(f"{name}={value}" for name, value in known.items())
-    return f"{defense} ({varied})" if varied else defense
+    varied = [f"{name.rpartition('.')[2]}={value}" for name, value in known.items()]
+    return ", ".join([defense, *varied])
 
 
 def summary(values: pd.Series[float]) -> dict[str, float]:
@@ -171,5 +171,6 @@ def _described(row: Row, plain: Row | None, metric: str) -> str:
     if plain is None:
         return f"{row['defense']}: largest leak {leak:.2f}, {metric} {utility:.3f}"
     cost = f"{utility - plain['utility']['mean']:+.3f}".replace("-", "−")
+    cost = "unchanged" if cost[1:] == "0.000" else cost
     change = f"{plain['largest_leak']:.2f} → {leak:.2f}"
     return f"{row['defense']}: largest leak {change}, {metric} {cost}"

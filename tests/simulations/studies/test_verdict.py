@@ -131,7 +131,7 @@ NONE = (0.85, 1.0, "")
         (  # a target that is close to what leaks without a defense
             {"none": (0.8, 0.66, ""), "a": (0.8, 0.645, "")},
             0.65,
-            ["Choose a: largest leak 0.66 → 0.65, test AUC +0.000."],
+            ["Choose a: largest leak 0.66 → 0.65, test AUC unchanged."],
         ),
         (  # the largest product does not help, another one does
             {"none": (0.9, 0.6, ""), "a": (0.9, 0.59, ""), "b": (0.7, 0.5, "")},
