@@ -276,7 +276,10 @@ def test_a_folder_without_a_run_is_no_obstacle(
 def test_the_flower_app_knows_every_setting_with_its_default() -> None:
     app = tomllib.loads((APP / "pyproject.toml").read_text())
     assert app["tool"]["flwr"]["app"]["config"] == RunConfig().to_run_config()
-    assert app["project"]["dependencies"] == []
+    # Flower's hub asks for flwr; `flwr run` must not install it into an environment.
+    (needed,) = app["project"]["dependencies"]
+    assert needed.startswith("flwr>=")
+    assert app["tool"]["uv"]["exclude-dependencies"] == ["flwr"]
 
 
 def test_settings_survive_flowers_run_config() -> None:
