@@ -258,8 +258,8 @@ def show_errors(study: Study) -> None:
         print(f"flower-vfl: {what}: {text}", file=sys.stderr)
     if study.errors:
         print(
-            f"flower-vfl: {len(study.errors)} of {len(study.trials)} runs failed; the "
-            "same command tries them again and keeps the others",
+            f"flower-vfl: {len(study.errors)} of {len(study.trials)} runs failed; run "
+            "the same command to retry them",
             file=sys.stderr,
         )
 
