@@ -64,7 +64,7 @@ def test_a_private_run_and_its_predictions(
         (["--label-budget", "auc=0.6", "--label-dp", "auc=0.65"], ["auc 0.65"]),
         (["--label-dp", "auc=0.4"], ["between 0.5 and 1"]),
         (["--label-dp", "auc=0.6,epsilon=1"], ["either auc=0.65 or epsilon=1"]),
-        (["--label-dp", "auc=0.7", "--leak-limit", "0.6"], ["leak limit", "leave it"]),
+        (["--label-dp", "auc=0.7", "--leak-limit", "0.6"], ["leak limit", "remove it"]),
         (["--dataset", "diabetes", "--label-dp", "auc=0.7"], ["low=", "high="]),
     ],
 )
