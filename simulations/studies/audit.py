@@ -27,7 +27,7 @@ from flower_vfl.transform import Defender, Seen
 
 from .methods import VANILLA
 from .run_metrics import largest_leaks
-from .study import Study
+from .study import Study, check_folder
 
 ENGINE = "recording"
 DEFENSES = ("max-norm", "iso:t=4", "marvell:s=4")
@@ -63,6 +63,7 @@ def audit(
     task: Task | None = None,
 ) -> Study:
     """Attack a recording as it is and behind each defense; keep a study of it all."""
+    check_folder(folder, "audit")
     known = infer_task(recording.labels, task)
     task, recording = known.task, _with_labels(recording, known.labels)
     attacks = list(attacks) or fitting_attacks(recording, task)

@@ -210,12 +210,7 @@ def _begin(
     extra: dict[str, Any],
 ) -> Study:
     """Write down what is to be run, and find what is finished already."""
-    before = read_json(folder / STUDY_FILE)
-    if before is not None and before.get("kind") != kind:
-        raise ConfigError(
-            f"'{folder}' holds a study of another kind, {before.get('kind')}; choose "
-            "another --out"
-        )
+    check_folder(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
     study = Study(folder, kind, title, extra)
     study.trials = [
@@ -228,6 +223,15 @@ def _begin(
             study.documents[key] = document
     study.save()
     return study
+
+
+def check_folder(folder: Path, kind: str) -> None:
+    """Refuse a folder that holds a study of another kind, or a run."""
+    before = read_json(folder / STUDY_FILE)
+    found = before.get("kind") if before is not None else kind
+    if found != kind or (folder / RESULT_FILE).exists():
+        what = "a run" if found == kind else f"a study of another kind, {found}"
+        raise ConfigError(f"'{folder}' holds {what}; choose another --out")
 
 
 def _keep(study: Study, key: str, outcome: Outcome, workers: int) -> None:

@@ -140,6 +140,26 @@ def test_wrong_arguments_are_named(
     assert code != 0 and message in error and "Traceback" not in error
 
 
+def test_nothing_is_overwritten(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record(tmp_path / "plain")
+    monkeypatch.chdir(tmp_path)
+    for name, content, held in (
+        ("study.json", '{"kind": "compare"}', "a study of another kind, compare"),
+        ("result.json", "{}", "a run"),
+    ):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(content)
+        given = ("audit", "plain", "--attack", "norm", "--out", str(folder))
+        code, _, error = call(capsys, monkeypatch, *given)
+        assert code != 0 and f"holds {held}; choose another --out" in error
+        assert (folder / name).read_text() == content
+
+
 def test_parties_must_agree(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
