@@ -64,9 +64,7 @@ def test_compression_by_row_keeps_the_largest_of_every_row() -> None:
     rows = torch.tensor([[9.0, -8.0, 7.0], [0.1, 0.3, -0.2]])
     kept = GradientCompression(keep=0.34, by_row=True)(rows, Batch("a", 1, 0))
     assert kept is not None
-    torch.testing.assert_close(
-        kept, torch.tensor([[9.0, -8.0, 0.0], [0.0, 0.3, -0.2]])
-    )
+    torch.testing.assert_close(kept, torch.tensor([[9.0, -8.0, 0.0], [0.0, 0.3, -0.2]]))
     images = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
     found = GradientCompression(keep=0.5, by_row=True)(images, Batch("a", 1, 0))
     assert found is not None and found.shape == images.shape
