@@ -12,7 +12,10 @@ from torch import nn
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.objectives import (
     GAFM,
+    MID,
+    CoAE,
     CrossEntropy,
+    DistanceCorrelation,
     GAFMOriginal,
     KDk,
     LADistill,
@@ -120,6 +123,23 @@ def distilled(
     return kind(setup.top(), made, *given, on_embeddings)
 
 
+def dcor(setup: Setup, alpha: float = 0.1) -> Objective:
+    """Return cross entropy with the distance correlation of each embedding."""
+    joined, width = setup.joined, setup.config.width
+    parts = joined // width if setup.config.aggregation == "concat" else 1
+    return DistanceCorrelation(setup.top(), setup.classes, alpha, parts)
+
+
+def mid(setup: Setup, weight: float = 0.01) -> Objective:
+    """Return cross entropy behind a variational bottleneck."""
+    return MID(setup.top(), setup.joined, setup.classes, weight)
+
+
+def coae(setup: Setup, weight: float = 0.5) -> Objective:
+    """Return cross entropy against a confusional autoencoder's labels."""
+    return CoAE(setup.top(), setup.classes, weight)
+
+
 # How an objective is built, and the tasks that it is for.
 OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[Task, ...]]] = {
     "cross-entropy": (lambda s: CrossEntropy(s.top(), s.classes), _CLASSES),
@@ -131,6 +151,9 @@ OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[Task, ...]]] = {
     "gafm-original": (gafm_original, ("binary", "regression")),
     "ladistill": (partial(distilled, LADistill), _CLASSES),
     "kdk": (partial(distilled, KDk), _CLASSES),
+    "dcor": (dcor, _CLASSES),
+    "mid": (mid, _CLASSES),
+    "coae": (coae, _CLASSES),
 }
 
 

@@ -8,11 +8,14 @@ from .base import (
     TopModelObjective,
     clear_gradients,
 )
+from .coae import CoAE
 from .cross_entropy import CrossEntropy
+from .dcor import DistanceCorrelation
 from .gafm import GAFM
 from .gafm_original import GAFMOriginal
 from .ladistill import KDk, LADistill, train_teacher
 from .mean_squared_error import MeanSquaredError
+from .mid import MID
 from .selection import (
     DeltaChoice,
     GammaChoice,
@@ -23,8 +26,11 @@ from .selection import (
 
 __all__ = [
     "GAFM",
+    "MID",
+    "CoAE",
     "CrossEntropy",
     "DeltaChoice",
+    "DistanceCorrelation",
     "GAFMOriginal",
     "GammaChoice",
     "KDk",

@@ -126,7 +126,7 @@ def test_the_teacher_takes_own_features_or_embeddings() -> None:
 @pytest.mark.parametrize(
     ("text", "task", "words"),
     [
-        ("nope", "binary", "auto, cross-entropy, gafm"),
+        ("nope", "binary", "auto, coae, cross-entropy"),
         ("gafm", "regression", "not for a regression task; use mean-squared-error"),
         ("gafm-original", "multiclass", "not for a multiclass task; use cross"),
         ("mean-squared-error", "binary", "ladistill"),
