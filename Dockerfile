@@ -19,6 +19,6 @@ RUN pip install --no-cache-dir --constraint constraints.txt . trustme \
 COPY docker/prepare.py /usr/local/bin/
 
 USER 10001
-WORKDIR /home/vertical
+WORKDIR /srv/vertical
 ENV FLWR_TELEMETRY_ENABLED=0 PYTHONUNBUFFERED=1
 CMD ["flower-vfl", "--help"]

@@ -12,7 +12,7 @@ from flower_vfl.leakage.recording import read_recording
 from flower_vfl.simulations.attacks import split_attacks
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
-from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table
+from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
 
 from .options import AsJson, finish, option
@@ -77,7 +77,7 @@ def audit(
         defenses or DEFENSES,
         task or None,  # type: ignore[arg-type]  # infer_task refuses others
     )
-    leaks, sentences = leak_table(study), list(findings(study, task == "regression"))
+    leaks, sentences = leak_table(study), list(findings(study))
 
     def show() -> None:
         cells = [
@@ -88,7 +88,8 @@ def audit(
         listed = ", ".join(f"{name} ({n} rows)" for name, n in rows.items())
         console.print(f"{recording.name}: {len(list(found.batches()))} steps; {listed}")
         console.print(text_table(["attack", "recorded", *leaks.columns[1:]], cells))
-        console.print("leak AUC, 0.5: nothing leaks; at the party that learns most")
+        what = f"leak AUC, {nothing:g}" if (nothing := no_leak(study)) else "|ρ|, 0"
+        console.print(f"{what}: nothing leaks; at the party that learns most")
         console.print(*sentences, sep="\n")
 
     document = {"leaks": json.loads(leaks.to_json()), "findings": sentences}

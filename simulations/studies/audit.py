@@ -69,7 +69,7 @@ def audit(
     attacks = list(attacks) or fitting_attacks(recording, task)
     for attack in attacks:
         build_attack(attack, task)
-    study = Study(folder, "audit", f"{source}: audit")
+    study = Study(folder, "audit", f"{source}: audit", {"task": task})
     for text in dict.fromkeys([VANILLA, *defenses]):
         transforms = [] if text == VANILLA else [build_defense(text)]
         monitor = LeakageMonitor(Leakage(tuple(attacks)), task)
@@ -153,14 +153,19 @@ def leak_table(study: Study) -> pd.DataFrame:
     return wide.reindex(index=found["attack"].unique(), columns=study.finished)
 
 
-def findings(study: Study, regression: bool) -> Iterator[str]:
+def no_leak(study: Study) -> float:
+    """Return the value of an attack that finds nothing: 0.5, or 0 for |ρ|."""
+    return 0.0 if study.extra["task"] == "regression" else 0.5
+
+
+def findings(study: Study) -> Iterator[str]:
     """Yield what an audit amounts to: the largest leak, and what would lower it."""
     table = leak_table(study)
     plain = table[VANILLA].dropna()
     if plain.empty:
         yield "Nothing could be measured: each step needs rows of two classes."
         return
-    nothing = 0.0 if regression else 0.5
+    nothing = no_leak(study)
     yield f"Largest leak: {plain.max():.2f}, by the {plain.idxmax()} attack."
     gradients = table.drop(index=["exploit", *OF_EMBEDDINGS], errors="ignore")
     largest = gradients.max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,26 @@ FEW = ("--attack", "norm,cosine,stale,similarity:known=false", "--defense")
 
 
 @pytest.fixture
-def audited(
+def command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Any:
+    """Call ``flower-vfl audit`` in the test's folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    return partial(call, capsys, monkeypatch, "audit")
+
+
+@pytest.fixture
+def audited(command: Any) -> Any:
+    """Audit a recording and return what the command prints for a program."""
+
     def run(recording: Path, *arguments: str) -> dict[str, Any]:
-        given = ("audit", str(recording), "--out", str(tmp_path / "out"), *arguments)
-        code, out, error = call(capsys, monkeypatch, *given, "--json")
+        given = (str(recording), "--out", "out", *arguments, "--json")
+        code, out, error = command(*given)
         assert code == 0, error
         return json.loads(out)
 
-    monkeypatch.chdir(tmp_path)
     return run
 
 
@@ -85,14 +94,9 @@ def record(folder: Path, values: bool = False) -> None:
     recorder.save()  # NEW
 
 
-def test_plain_pytorch_and_every_attack_that_fits(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plain_pytorch_and_every_attack_that_fits(tmp_path: Path, command: Any) -> None:
     record(tmp_path / "plain")
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = call(capsys, monkeypatch, "audit", "plain", "--defense", "max-norm")
+    code, out, _ = command("plain", "--defense", "max-norm")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     for words in ("plain: 4 steps; passive-1 (120 rows)", "exploit", "embedding"):
         assert words in out
@@ -115,6 +119,9 @@ def test_a_regression(tmp_path: Path, audited: Any) -> None:
     record(tmp_path / "values", values=True)
     found = audited(tmp_path / "values", "--defense", "max-norm")
     assert set(found["leaks"]["none"]) >= {"norm", "spectral", "embedding"}
+    assert (
+        json.loads(Path("out/study.json").read_text())["extra"]["task"] == "regression"
+    )
     assert "Largest leak" in found["findings"][0]
 
 
@@ -128,25 +135,15 @@ def test_a_regression(tmp_path: Path, audited: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_named(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, tmp_path: Path, command: Any
 ) -> None:
     record(tmp_path / "plain")
-    monkeypatch.chdir(tmp_path)
-    code, _, error = call(capsys, monkeypatch, "audit", *arguments)
+    code, _, error = command(*arguments)
     assert code != 0 and message in error and "Traceback" not in error
 
 
-def test_nothing_is_overwritten(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_overwritten(tmp_path: Path, command: Any) -> None:
     record(tmp_path / "plain")
-    monkeypatch.chdir(tmp_path)
     for name, content, held in (
         ("study.json", '{"kind": "compare"}', "a study of another kind, compare"),
         ("result.json", "{}", "a run"),
@@ -154,21 +151,17 @@ def test_nothing_is_overwritten(
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text(content)
-        given = ("audit", "plain", "--attack", "norm", "--out", str(folder))
-        code, _, error = call(capsys, monkeypatch, *given)
+        given = ("plain", "--attack", "norm", "--out", str(folder))
+        code, _, error = command(*given)
         assert code != 0 and f"holds {held}; choose another --out" in error
         assert (folder / name).read_text() == content
 
 
-def test_parties_must_agree(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parties_must_agree(tmp_path: Path, command: Any) -> None:
     recorder = Recorder(tmp_path / "two")
     for party, label in (("a", [0, 1]), ("b", [1, 0])):
         recorder.add(torch.ones(2, 2), label, party=party)
     recorder.save()
-    code, _, error = call(capsys, monkeypatch, "audit", str(tmp_path / "two"))
+    code, _, error = command("two")
     assert code != 0 and "its labels differ from those of 'a'" in error
     assert "'b'" in error and "Record the rows of a step in the same order" in error
