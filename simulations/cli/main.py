@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -41,6 +41,12 @@ class LazyCommand(TyperCommand):
         own = typer.Typer(add_completion=False, rich_markup_mode="rich")
         own.command(name)(command)
         parser = typer.main.get_command(own)
+        hints = get_type_hints(command, include_extras=True)
+        for parameter in parser.params:  # click 8.5 forgets typer's help of arguments
+            if getattr(parameter, "help", "") is None:
+                hint = hints[str(parameter.name)]
+                about, *_ = getattr(hint, "__metadata__", [None])
+                parameter.help = getattr(about, "help", None)
         if "--help-all" in args:
             args = ["--help"]
         elif not extra.get("resilient_parsing"):  # completion knows all options

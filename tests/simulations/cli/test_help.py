@@ -121,3 +121,21 @@ def test_a_short_help_hides_nothing_from_the_command(
     assert code == 2 and "--leak-window" in error
     code, shown, _ = call(capsys, monkeypatch, "align", "--help")
     assert "--padding" in shown and "--help-all" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("report", "Folder of a study"),
+        ("audit", "An .npz or Parquet file"),
+        ("predict", "The --out folder of a run"),
+    ],
+)
+def test_arguments_are_explained(
+    name: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, shown, _ = call(capsys, monkeypatch, name, "--help")
+    assert code == 0 and words in shown
