@@ -1,10 +1,12 @@
 """One HTML file about a study or a run, and its charts as pictures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flower_vfl.errors import ConfigError
 
-__all__ = ["PICTURES_FOLDER", "REPORT_FILE", "write_report"]
+__all__ = ["PICTURES_FOLDER", "REPORT_FILE", "write_figures", "write_report"]
 
 REPORT_FILE, PICTURES_FOLDER = "report.html", "pictures"
 
@@ -16,15 +18,9 @@ def write_report(folder: Path, pictures: bool = False) -> Path:
     everything that it shows and fetches nothing from the network. With `pictures` every
     chart is also written as SVG and PNG, into the folder ``pictures``.
     """
-    # Altair takes time to load, which commands without a report need not spend.
-    try:
+    with _extra(folder):
         from .data import load_report
         from .page import contents, write_page, write_pictures
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"a report needs {error.name}: pip install 'flower-vfl[report]', then "
-            f"flower-vfl report {folder}"
-        ) from error
 
     report = load_report(folder)
     sections = contents(report)
@@ -32,3 +28,24 @@ def write_report(folder: Path, pictures: bool = False) -> Path:
     if pictures:
         write_pictures(sections, folder / PICTURES_FOLDER)
     return folder / REPORT_FILE
+
+
+def write_figures(folder: Path, target: Path) -> list[Path]:
+    """Write the figures of a study or a run for a paper: PNG, SVG and data as CSV."""
+    with _extra(folder):
+        from .data import load_report
+        from .paper import write_plots
+
+    return write_plots(load_report(folder), target)
+
+
+@contextmanager
+def _extra(folder: Path) -> Iterator[None]:
+    """Name the extra that is missing; its libraries take time to load."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a report needs {error.name}: pip install 'flower-vfl[report]', then "
+            f"flower-vfl report {folder}"
+        ) from error

@@ -33,6 +33,8 @@ _SHORT, _MANY = 20, 8  # a legend of at most 8 names with more letters has one c
 # Pixels of the trade-off chart and of a letter; side of a point, and lines below it.
 _WIDTHS, _HEIGHT, _LETTER = (300, 450, 650), 300, 6.2
 _BESIDE = [(1, 0), (-1, 0), *((side, n) for n in (-1, 1, -2, 2) for side in (0, 1, -1))]
+_LEAKS = ["#fff6ec", "#f6a35c", "#9c3203"]  # one hue: for all kinds of colour vision
+_SCORES = ["#f2f7fd", "#6fadd9", "#084c94"]
 _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
@@ -310,6 +312,43 @@ def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
     ).encode(x=alt.X("x:Q", title=title))
     layered = alt.LayerChart(layer=[bars, spread]).add_params(_hidden())
     return _sized(layered, title, alt.Step(34))
+
+
+def heat_map(
+    frame: pd.DataFrame,
+    column: str,
+    value: Axis,
+    title: str,
+    scores: Mapping[str, float] | None = None,
+) -> alt.LayerChart:
+    """Return a cell for each ``setting`` and entry of a column, dark for high values.
+
+    They are in the column ``value``, or in the parameter ``scores``, by ``key``.
+    """
+    low, high = value.domain or (0.0, 1.0)
+    base = alt.Chart(frame).transform_filter(_UNHIDDEN)
+    if scores is not None:
+        base = base.transform_calculate(value="scores[datum.key]")
+    plain: dict[str, Any] = {"ticks": False, "domain": False, "title": None}
+    names = alt.Axis(labelAngle=-90, labelLimit=230, orient="top", **plain)
+    base = base.encode(
+        x=alt.X(f"{column}:N", axis=names, sort=None),
+        y=alt.Y("setting:N", axis=alt.Axis(labelLimit=110, **plain), sort=None),
+    )
+    shades = _LEAKS if scores is None else _SCORES
+    scale = alt.Scale(range=shades, domain=[low, (low + high) / 2, high], clamp=True)
+    bar = alt.Legend(orient="bottom", gradientLength=140, values=[low, high])
+    shade = alt.Color("value:Q", title=value.title, scale=scale, legend=bar)
+    told = [alt.Tooltip(f"{name}:N") for name in frame if name not in ("value", "key")]
+    base = base.encode(tooltip=[*told, value.tooltip("value")])  # on the number too
+    rects = base.mark_rect().encode(color=shade)
+    ink = alt.expr(f"datum.value > {low + 0.7 * (high - low)} ? 'white' : 'black'")
+    short = "replace(format(datum.value, '.2f'), /^0/, '')"
+    texts = base.mark_text(fontSize=9, color=ink, aria=False).encode(text="short:N")
+    layered = alt.LayerChart(layer=[rects, texts.transform_calculate(short=short)])
+    if scores is not None:
+        layered = layered.add_params(alt.param(name="scores", value=dict(scores)))
+    return _sized(layered.add_params(_hidden()), title, alt.Step(18))
 
 
 def _dotted(ends: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[alt.Chart]:

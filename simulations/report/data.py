@@ -22,6 +22,8 @@ from flower_vfl.simulations.capture import CAPTURE_FILE, Arrays, whole
 from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import ALONE, PRIVACY, RUN, load_result, tables
 from flower_vfl.simulations.studies import run_metrics
+from flower_vfl.simulations.studies.audit import AUDIT, findings
+from flower_vfl.simulations.studies.matrix import MATRIX, cells
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study
 from flower_vfl.simulations.studies.verdict import comparison, untrained, verdict
 
@@ -50,6 +52,7 @@ class Report:
     captures: Mapping[str, Arrays]
     unfinished: Mapping[str, str] = field(default_factory=dict)
     study: Study | None = None
+    cells: pd.DataFrame | None = None  # of a matrix, whose settings are its methods
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -121,8 +124,12 @@ class Report:
     @cached_property
     def verdict(self) -> list[str]:
         """What the study amounts to, in sentences."""
-        study = self.study if self.study and DEFENSE in self.study.varied else None
-        return list(verdict(comparison(study))) if study else []
+        labels = () if self.study is None else self.study.varied
+        if self.study is None or DEFENSE not in labels or self.cells is not None:
+            return []
+        if self.kind == AUDIT:
+            return list(findings(self.study))
+        return list(verdict(comparison(self.study)))
 
     @property
     def chance(self) -> float:
@@ -199,8 +206,14 @@ def _of_study(folder: Path) -> Report:
             why = study.errors.get(key, {}).get("error", "not run yet")
             unfinished[", ".join(map(str, labels[key].values()))] = str(why)
     documents = {key: study.documents[key] for key in labels if key in study.documents}
-    if not documents:
+    found = cells(study) if study.kind == MATRIX else None
+    if not documents or (found is not None and found.empty):
         raise ConfigError(f"no run of '{folder}' is finished yet: nothing to report")
+    if found is not None:  # its runs are too many to be shown one by one
+        runs = found.drop_duplicates(["dataset", "method", SEED])
+        runs = runs.assign(setting=runs["method"], family=runs["method"])
+        own = runs, tables({}), documents
+        return Report(study.title, study.kind, *own, {}, unfinished, study, found)
     runs, records = _tables(documents, labels)
     captures = {key: _capture(study.run_folder(key)) for key in documents}
     made = runs, records, documents, captures

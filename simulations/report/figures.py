@@ -59,9 +59,9 @@ def tradeoff_figures(report: Report) -> list[Figure]:
     return [Figure("tradeoff", chart, "Upper left is better")]
 
 
-def padded(values: pd.Series[float]) -> tuple[float, float]:
+def padded(values: pd.Series[float] | pd.DataFrame) -> tuple[float, float]:
     """Return the range of values, a little wider."""
-    low, high = float(values.min()), float(values.max())
+    low, high = np.nanmin(values), np.nanmax(values)
     return low - (margin := 0.005 + 0.07 * (high - low)), high + margin
 
 

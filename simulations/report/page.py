@@ -1,6 +1,5 @@
 """The page: one HTML file that needs nothing else, and its charts as pictures."""
 
-import re
 from base64 import b64encode
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+from altair.utils.schemapi import debug_mode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -29,6 +29,8 @@ from .figures import (
     utility_figures,
     varied_figures,
 )
+from .matrix import matrix_sections, ranked_data
+from .paper import slug
 from .tables import (
     Table,
     area_table,
@@ -55,8 +57,12 @@ def _vega_lite() -> str:
     return ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 
+@debug_mode(False)  # Altair checks every part of a chart; a test does so once
 def contents(report: Report) -> dict[str, Section]:
     """Return figures and tables of each section, in the order of the page."""
+    if report.cells is not None:
+        settings = settings_tables(report)
+        return {**matrix_sections(report.cells), "settings": ([], settings)}
     found: dict[str, Section] = {"summary": ([], [summary_table(report)])}
     if report.study is not None and "paper" in report.study.extra:
         found["paper"] = [], [paper_table(report.study)]
@@ -101,6 +107,7 @@ def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> N
         attacks=list(dict.fromkeys(f.attack for f in figures if f.attack)),
         parties=list(dict.fromkeys(f.party for f in figures if f.party)),
         families=report.settings.groupby("family", sort=False).groups,
+        ranked={} if report.cells is None else ranked_data(report.cells),
         theme=theme(),
         colours=COLOURS,
         dark=DARK,
@@ -125,7 +132,7 @@ def write_pictures(sections: Mapping[str, Section], folder: Path) -> None:
     config = with_colours(theme(), COLOURS) | {"background": COLOURS["paper"]}
     used: set[str] = set()
     for figure in (figure for figures, _ in sections.values() for figure in figures):
-        name = re.sub(r"[^\w.@+-]+", "-", figure.name).strip("-.")[:100]
+        name = slug(figure.name)
         name += f"-{len(used)}" if name in used else ""  # two coalitions of equal size
         used.add(name)
         spec = with_colours(_spec(figure), COLOURS) | {"width": _PICTURE_WIDTH}

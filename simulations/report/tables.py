@@ -33,6 +33,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     settings: Sequence[Sequence[str]] = ()
     folded: bool = False
+    parties: Sequence[str] = ()  # of each row, for the page's filters
 
 
 def number(value: float, digits: int = 3) -> Cell:

@@ -29,9 +29,10 @@ from .methods import VANILLA
 from .run_metrics import largest_leaks
 from .study import Study, check_folder
 
-ENGINE = "recording"
+AUDIT, ENGINE = "audit", "recording"
 DEFENSES = ("max-norm", "iso:t=4", "marvell:s=4")
-_CLASSES = ["norm", "cosine", "mean:held_out=true", "median", "stale", "similarity"]
+_ALWAYS = ["norm", "spectral"]
+_CLASSES = ["cosine", "mean:held_out=true", "median", "stale", "similarity"]
 _CLASSES += ["similarity:known=false"]
 # What a party's own embeddings show, which no transform of gradients changes.
 OF_EMBEDDINGS = ("embedding", "similarity:on=embedding,known=false")
@@ -42,16 +43,14 @@ def fitting_attacks(recording: Recording, task: Task) -> list[str]:
     """Return the attacks that can be made on a recording."""
     first = next(iter(recording.parties.values()))
     whole = all("embedding" in own for own in recording.parties.values())
+    found, columns = [*_ALWAYS, *_CLASSES], 1
+    of_embeddings = [*OF_EMBEDDINGS, "exploit"]
     if task == "regression":
-        return [
-            "norm",
-            "spectral",
-            "stale:score=spectral",
-            *(OF_EMBEDDINGS[:1] * whole),
-        ]
-    found = [*_CLASSES, *((*OF_EMBEDDINGS, "exploit") if whole else ())]
-    columns = 1 if task == "binary" else int(recording.labels.max()) + 1
-    return [*found, *(["direct"] if first["gradient"].shape[1] == columns else [])]
+        found, of_embeddings = [*_ALWAYS, "stale:score=spectral"], ["embedding"]
+    elif task == "multiclass":
+        columns = int(recording.labels.max()) + 1
+    found += ["direct"] if first["gradient"].shape[1] == columns else []
+    return [*found, *(of_embeddings if whole else ())]
 
 
 def audit(
@@ -63,13 +62,13 @@ def audit(
     task: Task | None = None,
 ) -> Study:
     """Attack a recording as it is and behind each defense; keep a study of it all."""
-    check_folder(folder, "audit")
+    check_folder(folder, AUDIT)
     known = infer_task(recording.labels, task)
     task, recording = known.task, _with_labels(recording, known.labels)
     attacks = list(attacks) or fitting_attacks(recording, task)
     for attack in attacks:
         build_attack(attack, task)
-    study = Study(folder, "audit", f"{source}: audit", {"task": task})
+    study = Study(folder, AUDIT, f"{source}: audit", {"task": task})
     for text in dict.fromkeys([VANILLA, *defenses]):
         transforms = [] if text == VANILLA else [build_defense(text)]
         monitor = LeakageMonitor(Leakage(tuple(attacks)), task)

@@ -196,7 +196,7 @@ def _check(trials: Sequence[Trial], workers: int, on_ray: bool, gpus: float) -> 
     for trial in trials:
         if trial.engine not in ENGINES:
             raise unknown_name("engine", trial.engine, ENGINES)
-        if trial.engine != "in-process" and on_ray:
+        if trial.engine not in ("in-process", "stacked") and on_ray:
             raise ConfigError(
                 f"the engine '{trial.engine}' starts Ray itself; use --workers 1"
             )

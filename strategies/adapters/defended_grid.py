@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
@@ -27,6 +27,8 @@ def defended_grid(
     party: str | Callable[[Message], str] | None = None,
     epoch: int | Callable[[Message], int] = 1,
     seed: int | None = None,
+    rows: Labels | Callable[[Message], Labels] | None = None,
+    embeddings: str | None = None,
 ) -> DefendedGrid:
     """Return a grid that transforms the gradients of the messages it sends.
 
@@ -53,6 +55,11 @@ def defended_grid(
     seed : int | None (default: None)
         Seed of the noise; None draws a secret one. Whoever knows the seed can subtract
         the noise, so give one only to repeat an experiment.
+    rows : Labels | Callable[[Message], Labels] | None (default: None)
+        Numbers of the rows, the same in every epoch, for a transform that uses them.
+    embeddings : str | None (default: None)
+        Name of the array record in replies that holds embeddings, for a transform that
+        uses them: the array with the gradient's name, or the only one.
 
     Returns
     -------
@@ -80,8 +87,8 @@ def defended_grid(
     False
     """
     receiver = party or (lambda message: str(message.metadata.dst_node_id))
-    found = message_type, record, arrays
-    defender = MessageDefender(transform, *found, labels, receiver, epoch, seed)
+    more = labels, receiver, epoch, seed, rows, embeddings
+    defender = MessageDefender(transform, message_type, record, arrays, *more)
     return DefendedGrid(grid, defender)
 
 
@@ -92,6 +99,7 @@ class DefendedGrid(WrappedGrid):
         super().__init__(grid)
         self._defender = defender
         self.reports: Metrics = {}
+        self._embeddings: dict[int, ArrayRecord] = {}  # the last of each node
         self._other_types: set[str] = set()
         weakref.finalize(self, _warn_if_unused, defender, self._other_types)
 
@@ -99,7 +107,8 @@ class DefendedGrid(WrappedGrid):
         defender = self._defender
         if defender.matches(message):
             with defender.lock:
-                defended, metrics = defender.defend(message, message)
+                sent = self._embeddings.get(message.metadata.dst_node_id)
+                defended, metrics = defender.defend(message, sent, message)
             self.reports.update(metrics)
             return defended
         kind = message.metadata.message_type
@@ -120,7 +129,23 @@ class DefendedGrid(WrappedGrid):
     ) -> Iterable[Message]:
         """Send messages with transformed gradients and return the replies."""
         defended = [self._defend(message) for message in messages]
-        return self._grid.send_and_receive(defended, timeout=timeout)
+        return self._received(self._grid.send_and_receive(defended, timeout=timeout))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have arrived."""
+        return self._received(self._grid.pull_messages(message_ids))
+
+    def _received(self, replies: Iterable[Message]) -> Iterable[Message]:
+        """Return the replies, of which the embeddings are kept if they have a name."""
+        name = self._defender.embeddings
+        if name is None:
+            return replies
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content() and name in reply.content.array_records:
+                record = reply.content.array_records[name]
+                self._embeddings[reply.metadata.src_node_id] = record
+        return replies
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped grid, such as ``parties``."""

@@ -23,6 +23,8 @@ def defense_mod(
     epoch: int | Callable[[Message, Context], int] = 1,
     seed: int | None = None,
     report: str | None = None,
+    rows: Labels | Callable[[Message, Context], Labels] | None = None,
+    embeddings: str | None = None,
 ) -> Mod:
     """Return a client mod that transforms the gradients of a reply.
 
@@ -37,7 +39,7 @@ def defense_mod(
     message_type : str | Sequence[str] | None (default: None)
         Type of the messages whose replies hold gradients; None for every message of
         the app or function with this mod.
-    labels, epoch
+    labels, epoch, rows
         As for :func:`defended_grid`; a function gets the answered message and the
         context of the node.
     party : str | Callable[[Message, Context], str] | None (default: None)
@@ -45,6 +47,8 @@ def defense_mod(
     report : str | None (default: None)
         Name of a metric record to add to the reply, with the metrics of the transform
         as ``<party>.<metric>``; None reports nothing to the server.
+    embeddings : str | None (default: None)
+        As for :func:`defended_grid`; the record is one of the answered message.
 
     Returns
     -------
@@ -69,7 +73,16 @@ def defense_mod(
     False
     """
     defender = MessageDefender(
-        transform, message_type, record, arrays, labels, party, epoch, seed
+        transform,
+        message_type,
+        record,
+        arrays,
+        labels,
+        party,
+        epoch,
+        seed,
+        rows,
+        embeddings,
     )
     name = type(defender.transform).__name__
     types = "+".join(sorted(defender.types or ()))
@@ -84,7 +97,8 @@ def defense_mod(
             saved = context.state.config_records.get(state)
             known = from_bytes(cast(bytes, saved["state"])) if saved else None
             defender.load_state_dict(known)
-            defended, metrics = defender.defend(reply, message, context)
+            sent = message.content.array_records.get(embeddings or "")
+            defended, metrics = defender.defend(reply, sent, message, context)
             kept = ConfigRecord({"state": to_bytes(defender.state_dict())})
         context.state[state] = kept
         if report is not None:

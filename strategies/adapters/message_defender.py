@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.app.message import make_message
 from flwr.app.metadata import validate_message_type
 from flwr.supercore import log
@@ -43,6 +43,8 @@ class MessageDefender:
         party: str | Callable[..., str] | None,
         epoch: int | Callable[..., int],
         seed: int | None,
+        rows: Labels | Callable[..., Labels] | None = None,
+        embeddings: str | None = None,
     ) -> None:
         self.transform = build_defense(transform)
         if self.transform.requires_labels and labels is None:
@@ -53,6 +55,7 @@ class MessageDefender:
         self.types = None if message_type is None else _full_types(message_type)
         self.record, self.arrays = record, None if arrays is None else _names(arrays)
         self._labels, self._party, self._epoch, self._seed = labels, party, epoch, seed
+        self._rows, self.embeddings = rows, embeddings
         self._initial = copy.deepcopy(self.transform.state_dict())
         self.load_state_dict(None)
 
@@ -61,22 +64,30 @@ class MessageDefender:
         kind = message.metadata.message_type
         return self.types is None or _full_type(kind) in self.types
 
-    def defend(self, message: Message, *arguments: object) -> tuple[Message, Metrics]:
-        """Return a defended copy and its metrics; settings may be functions."""
+    def defend(
+        self, message: Message, sent: ArrayRecord | None, *arguments: object
+    ) -> tuple[Message, Metrics]:
+        """Return a defended copy and its metrics; settings may be functions.
+
+        `sent` has the embeddings, or is None if they are not known.
+        """
 
         def value(setting: Any) -> Any:
             return setting(*arguments) if callable(setting) else setting
 
         party, epoch = value(self._party), value(self._epoch)
         needed = self.transform.requires_labels
-        labels = _as_labels(value(self._labels)) if needed else None
+        labels = _one_per_row(value(self._labels), "labels") if needed else None
+        rows = None if self._rows is None else _one_per_row(value(self._rows), "rows")
         content, metrics = message.content.copy(), Metrics()
         for record, key in self._find(message):
             array = message.content.array_records[record][key]
             name = key if party is None else party
             gradient = _gradient(array, name, key, labels)
             step = self._step((name, record, key), array, labels, epoch)
-            batch = Batch(name, step, self.seed, labels, epoch)
+            seen = self._embedding(sent, name, key, len(gradient))
+            known = name, step, self.seed, labels, epoch
+            batch = Batch(*known, embedding=seen, rows=rows)
             defended = self._transform(gradient, batch)
             metrics.setdefault(name, {}).update({"step": step, **batch.metrics})
             if defended is not gradient:
@@ -105,6 +116,24 @@ class MessageDefender:
                 "message_type=, record= or arrays="
             )
         return found
+
+    def _embedding(
+        self, sent: ArrayRecord | None, party: str, key: str, rows: int
+    ) -> Tensor | None:
+        """Return what a party sent: the array with the gradient's name, or the only."""
+        if self.embeddings is None:
+            return None
+        found = dict(sent or {})
+        array = next(iter(found.values())) if len(found) == 1 else found.get(key)
+        if array is None or tuple(array.shape[:1]) != (rows,):
+            has = [f"'{name}' of shape {each.shape}" for name, each in found.items()]
+            raise PartyError(
+                party,
+                f"its gradient has {rows} rows; the record '{self.embeddings}' that "
+                f"came before it has {', '.join(has) or 'no arrays'}",
+                "Correct embeddings=, the name of the record with its embedding",
+            )
+        return to_tensor(array)
 
     def _step(
         self, slot: tuple[str, ...], array: Array, labels: Tensor | None, epoch: int
@@ -172,12 +201,12 @@ def _full_types(message_type: str | Sequence[str]) -> set[str]:
     return {_full_type(name) for name in names}
 
 
-def _as_labels(labels: Labels) -> Tensor:
+def _one_per_row(values: Labels, name: str) -> Tensor:
     try:
-        values = labels if isinstance(labels, Tensor) else np.asarray(labels)
+        values = values if isinstance(values, Tensor) else np.asarray(values)
         return torch.as_tensor(values).detach().cpu().reshape(-1)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"labels must be one number per row: {error}") from error
+        raise ConfigError(f"{name} must be one number per row: {error}") from error
 
 
 def _gradient(array: Array, party: str, key: str, labels: Tensor | None) -> Tensor:

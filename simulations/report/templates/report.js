@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { settings, config, specs } = JSON.parse(document.getElementById("data").textContent);
+  const { settings, config, specs, ranked } = JSON.parse(document.getElementById("data").textContent);
   const form = document.getElementById("filters");
   const boxes = [...form.querySelectorAll("input[data-kind]")];
   const ofKind = (kind) => boxes.filter((box) => box.dataset.kind === kind);
@@ -87,6 +87,49 @@
     });
   }
 
+  // --- the ranking of a matrix, for any weight ----------------------------------------
+  const BEST = 3;
+  const slider = document.getElementById("beta");
+  const mean = (values) => values.reduce((sum, one) => sum + one, 0) / values.length;
+
+  function scored(beta) {
+    const dcs = ([found, lost]) => 1 / (1 + Math.sqrt((1 - beta) * found ** 2 + beta * lost ** 2));
+    const groups = ranked.groups.map((group) => ({ ...group, dcs: mean(group.gaps.map(dcs)) }));
+    const shared = groups.filter((group) => ranked.common.includes(group.dataset));
+    const overall = [...new Set(shared.map((group) => group.method))].map((method) => {
+      const own = shared.filter((group) => group.method === method);
+      const failed = own.some((group) => group.failed);
+      return { dataset: ranked.all, method, failed, dcs: mean(own.map((group) => group.dcs)) };
+    });
+    return [...groups, ...overall].sort((a, b) => a.failed - b.failed || b.dcs - a.dcs);
+  }
+
+  function rank() {
+    const beta = Number(slider.value);
+    document.getElementById("weight").textContent = beta.toFixed(2);
+    const groups = scored(beta);
+    const of = (dataset) => groups.filter((group) => group.dataset === dataset);
+    for (const row of document.querySelectorAll("#best tbody tr")) {
+      const good = of(row.dataset.party).filter((group) => !group.failed && group.method !== ranked.none);
+      for (let place = 0; place < BEST; place += 1) {
+        const one = good[place];
+        row.cells[place + 1].textContent = one ? `${one.method} (${one.dcs.toFixed(3)})` : "";
+      }
+    }
+    const heads = [...document.querySelectorAll("#ranking thead th")].map((head) => head.innerText.trim());
+    for (const row of document.querySelectorAll("#ranking tbody tr")) {
+      const known = of(row.dataset.party);
+      const place = known.findIndex((group) => group.method === settings[Number(row.dataset.settings)]);
+      for (const [name, value, digits] of [["rank", place + 1, 0], ["DCS", known[place].dcs, 3]]) {
+        const cell = row.cells[heads.indexOf(name)];
+        cell.textContent = value.toFixed(digits);
+        cell.dataset.value = value;
+      }
+    }
+    const scores = Object.fromEntries(groups.map((group) => [`${group.dataset}/${group.method}`, Number(group.dcs.toFixed(4))]));
+    return Promise.all(charts.filter((chart) => chart.scores).map(({ view }) => view.signal("scores", scores).runAsync()));
+  }
+
   // --- charts ------------------------------------------------------------------------
   const options = { config, mode: "vega-lite", renderer: "svg", actions: false, ast: true };
 
@@ -95,7 +138,7 @@
     const { view } = await vegaEmbed(figure.querySelector(".chart"), spec, options);
     const has = (name) => spec.params.some((param) => param.name === name);
     const all = has("shown_setting") ? view.data(STORE).map(({ unit, fields, values }) => ({ unit, fields, values })) : null;
-    charts.push({ view, all, filtered: has("hidden") });
+    charts.push({ view, all, filtered: has("hidden"), scores: has("scores") });
     if (all) view.addDataListener(STORE, (_, shown) => followLegend(all, shown));
     figure.addEventListener("keydown", (event) => walk(figure, event));
     figure.addEventListener("blur", () => { figure.querySelector("output").textContent = ""; });
@@ -117,8 +160,9 @@
     told.textContent = marks[next].getAttribute("aria-label");
   }
 
+  slider?.addEventListener("input", rank);
   const figures = [...document.querySelectorAll("figure")];
   const drawn = figures.reduce((before, figure) => before.then(() => draw(figure)), Promise.resolve());
   // A browser may remember boxes that were off.
-  drawn.then(filter).then(() => { document.body.dataset.drawn = "yes"; });
+  drawn.then(filter).then(() => slider && rank()).then(() => { document.body.dataset.drawn = "yes"; });
 })();

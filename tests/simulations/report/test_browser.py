@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Page, browser_page
+from browser import (
+    OUTSIDE,
+    OVERLAPPING,
+    TOLD,
+    Page,
+    box,
+    browser_page,
+    count,
+    draw,
+    middle,
+)
 from report_cases import BASE, DEFENSES
 
 from flower_vfl.simulations.report import write_report
@@ -26,30 +36,6 @@ CHARTS = """
   });
   const size = figure.querySelector("svg").getBoundingClientRect();
   return [figure.innerText, drawn.length, size.width, size.height];
-})
-"""
-# Texts and legends that reach beyond their chart.
-OUTSIDE = """
-[...document.querySelectorAll("figure svg")].flatMap((svg) => {
-  const frame = svg.getBoundingClientRect();
-  return [...svg.querySelectorAll("text, .role-legend path")].filter((node) => {
-    const own = node.getBoundingClientRect();
-    return own.width > 0 && (own.left < frame.left - 1 || own.right > frame.right + 1
-      || own.top < frame.top - 1 || own.bottom > frame.bottom + 1);
-  }).map((node) => node.outerHTML.slice(0, 120));
-})
-"""
-# Labels of one axis that say the same or lie on each other.
-OVERLAPPING = """
-[...document.querySelectorAll(".role-axis-label")].flatMap((axis) => {
-  const boxes = [...axis.querySelectorAll("text")]
-    .filter((node) => node.getAttribute("opacity") !== "0" && node.textContent)
-    .map((node) => [node.getBoundingClientRect(), node.textContent]);
-  return boxes.slice(1).filter(([box, text], place) => {
-    const [before, said] = boxes[place];
-    return said === text || (box.left < before.right && before.left < box.right
-      && box.top < before.bottom && before.top < box.bottom);
-  }).map(([, text]) => text);
 })
 """
 # Names beside points that lie on each other.
@@ -83,35 +69,10 @@ VISIBLE = """
 ])].sort().join(" ")
 """.replace("SETTINGS", json.dumps([d.replace("none", "no defense") for d in DEFENSES]))
 LEGEND = ".role-legend-label text"
-TOLD = "(document.querySelector('#vg-tooltip-element.visible')?.innerText ?? '')"
-
-
-def box(kind: str, value: str) -> str:
-    return f'input[data-kind="{kind}"][data-value="{value}"]'
 
 
 def checked(page: Page, kind: str, value: str) -> bool:
     return bool(page.run(f"document.querySelector('{box(kind, value)}').checked"))
-
-
-def count(page: Page, selector: str) -> int:
-    query = f"[...document.querySelectorAll({json.dumps(selector)})]"
-    return int(page.run(f"{query}.filter(n => n.getClientRects().length).length"))
-
-
-def middle(page: Page, selector: str) -> tuple[float, float]:
-    """Scroll to an element and return its middle."""
-    x, y = page.run(
-        f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-        "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
-        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-    )
-    return x, y
-
-
-def draw(page: Page, report: Path, width: int = 1280, dark: bool = False) -> None:
-    page.open(report, width, dark)
-    page.wait("document.body.dataset.drawn === 'yes'")
 
 
 @pytest.fixture(scope="module")

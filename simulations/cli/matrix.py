@@ -1,0 +1,191 @@
+"""``flower-vfl matrix``: tuned defenses, ranked by attacks on several datasets."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from rich.console import Console
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.attacks import split_attacks
+from flower_vfl.simulations.config import DATA, DEFENSE, RunConfig
+from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.results import read_json, write_whole
+from flower_vfl.simulations.studies.benchmark import benchmark_page
+from flower_vfl.simulations.studies.matrix import (
+    MATRIX,
+    Grid,
+    cells,
+    choose,
+    dcs,
+    fitting,
+    ranking,
+    reported_trials,
+    tuning_trials,
+)
+from flower_vfl.simulations.studies.methods import VANILLA
+from flower_vfl.simulations.studies.study import STUDY_FILE, Study, run_study
+from flower_vfl.simulations.studies.trials import Trial
+
+from .compare import seeds_of
+from .options import (
+    AsJson,
+    Gpus,
+    Out,
+    RayAddress,
+    Workers,
+    finish,
+    option,
+    takes_settings,
+)
+
+# A run of seconds: three thousand rows, and one evaluation at the end.
+_BASE = RunConfig(limit=3000, valid_fraction=0.2, split_seed=0, epochs=8)
+_BASE = replace(_BASE, batch_size=128, leak_every=3, evaluate_every=1000)
+_QUICK: dict[str, Any] = {"limit": 200, "epochs": 2, "leak_every": 1}
+_WITHOUT = "dataset defense objective seed label_dp capture label_party passive "
+_WITHOUT += "id_column label_column task missing drop alignment group padding normalise"
+_FIGURES = ("dcs", "leak", "largest_leak", "utility", "utility_none")
+_BEST = 3  # methods in the summary of a dataset
+
+
+@takes_settings(_BASE, without=_WITHOUT.split())
+def matrix(
+    config: RunConfig,
+    datasets: Annotated[
+        list[str] | None,
+        option("A dataset; repeatable; those of the grid if none.", "--dataset"),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        option(
+            "A method of the grid; repeatable; all of them if none. 'none' is always "
+            "included.",
+            "--method",
+            panel=DEFENSE,
+        ),
+    ] = None,
+    grid_file: Annotated[
+        Path | None,
+        option(
+            "TOML file with datasets, attacks, and the settings to try of each method, "
+            "in place of the built-in one.",
+            "--grid",
+            panel=DEFENSE,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, option("Number of seeds of the report, or a list: 0,5,7.")
+    ] = "3",
+    tuning_seed: Annotated[
+        int, option("Seed of the runs that choose each method's setting.")
+    ] = 100,
+    beta: Annotated[
+        float, option("Weight of the utility in the ranking, from 0 to 1.")
+    ] = 0.5,
+    quick: Annotated[
+        bool, option("Two datasets, two methods, a few rows: a test.", panel=DATA)
+    ] = False,
+    workers: Workers = 1,
+    ray_address: RayAddress = "",
+    gpus: Gpus = 0.0,
+    out: Out = None,
+    docs: Annotated[
+        Path | None, option("Also write the results as a Markdown page to this file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank defenses against many attacks on many datasets; resumes if interrupted.
+
+    For example:
+    flower-vfl matrix --workers 2 --out runs/matrix --docs docs/benchmark.md
+    flower-vfl matrix --dataset spambase --method marvell --method ladsg --seeds 5
+    """
+    grid = Grid.read(grid_file, quick).only(datasets or [], methods or [])
+    config = replace(config, **_QUICK) if quick else config
+    if given := split_attacks(config.attack):
+        grid = replace(grid, attacks=given, tuning_attacks=given)
+    reported = seeds_of(seeds, 0)
+    if tuning_seed in reported:
+        raise ConfigError(f"the tuning seed {tuning_seed} is one of the report's seeds")
+    dcs(0.5, 1.0, 1.0, beta)  # refuses what is no weight
+    if config.split_seed < 0:
+        raise ConfigError("set split_seed, so that no test row plays a part in tuning")
+    parts, reasons = fitting(grid, replace(config, attack=""))
+    folder = out or Path("runs") / (f"{MATRIX}-quick" if quick else MATRIX)
+    extra = _facts(folder) | {"left_out": reasons, "workers": workers}
+    extra["command"] = shlex.join(["flower-vfl", *sys.argv[1:]])
+    title = f"{len(grid.methods) + 1} methods on {len(parts)} datasets"
+
+    def run(trials: Sequence[Trial], stage: str) -> Study:
+        begun, before = time.monotonic(), extra["wall_seconds"]
+        study = None
+        try:
+            study = run_study(
+                folder,
+                MATRIX,
+                f"{title}: {stage}",
+                trials,
+                workers=workers,
+                ray_address=ray_address,
+                gpus=gpus,
+                bar=not as_json,
+                extra=extra,
+            )
+        finally:
+            extra["wall_seconds"] = before + time.monotonic() - begun
+            study = study or Study.load(folder)
+            study.extra = dict(extra)
+            study.save()
+        return study
+
+    tuned = tuning_trials(parts, config, tuning_seed)
+    chosen = choose(run(tuned, "tuning"))
+    study = run(tuned + reported_trials(parts, config, chosen, reported), "all runs")
+    found = ranking(cells(study), beta)
+    if docs is not None:
+        write_whole(docs, benchmark_page(study).encode())
+    document = {
+        "title": title,
+        "beta": beta,
+        "ranking": found.to_dict("records"),
+        "cells": cells(study).to_dict("records"),
+        **extra,
+    }
+    finish(study, document, as_json, partial(_show, found, reasons))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return what an interrupted matrix in the same folder is to remember."""
+    before = (read_json(folder / STUDY_FILE) or {}).get("extra", {})
+    return {"wall_seconds": float(before.get("wall_seconds", 0.0))}
+
+
+def _show(found: pd.DataFrame, reasons: dict[str, dict[str, str]]) -> None:
+    """Print the ranking of each dataset and over all, and the best three."""
+    console = Console(highlight=False)
+    heads = ["", "method", "DCS", "mean leak", "largest leak", "utility", "without"]
+    for dataset, own in found.groupby("dataset", sort=False):
+        rows = []
+        for row in own.to_dict("records"):
+            names = dict.fromkeys([row["method"], row["setting"]])
+            name = "\n".join(filter(None, names))
+            name += "\n(did not train)" if row["untrained"] else ""
+            figures = [f"{row[column]:.3f}" for column in _FIGURES]
+            rows.append([str(row["rank"]), name, *figures])
+        console.print(str(dataset), style="bold", markup=False)
+        console.print(text_table(heads, rows, left=2))
+        good = own[(own["untrained"] == "") & (own["method"] != VANILLA)][:_BEST]
+        named = zip(good["method"], good["dcs"], strict=True)
+        best = ", ".join(f"{method} ({score:.3f})" for method, score in named)
+        console.print(f"Best by DCS: {best or 'none trained'}", markup=False)
+        for name, why in reasons.get(str(dataset), {}).items():
+            console.print(f"Left out: {name}: {why}", markup=False)
