@@ -195,7 +195,8 @@ def measure(
     how = " as Flower messages" if handshake else ""
     print(
         f"{method} {name}{how}: {count} and {count} ids, {aligned} aligned: "
-        f"{seconds:.1f} s; {exponentiations:.0f} exponentiations, {whole:.0f}/s; "
+        f"{seconds:.1f} s; {exponentiations:.0f} exponentiations, "
+        f"{exponentiations / count:.2f} per id, {whole:.0f}/s; "
         f"tight loop {speed:.0f}/s on {cores()} cores "
         f"(before {before:.0f}, after {after:.0f}); "
         f"share {whole / speed:.2f}; {memory:.0f} MiB, "

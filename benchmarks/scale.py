@@ -1,8 +1,10 @@
-"""Cost of a training step as the number of parties grows, under ``flwr run`` on Ray.
+"""Cost of a training step as the number of parties grows.
 
-The Flower app of this project trains on the 64 columns of the digits, divided among 2,
-8, 32 and 64 passive parties that stay resident in a few Ray actors. Prints one line per
-number of parties: seconds of a step, that per party, and the memory of all processes.
+In one process first: parties one by one and stacked, with the leakage meter, in turns,
+on the 1,024 columns of a synthetic table. Then under ``flwr run`` on Ray: the Flower
+app of this project trains on the 64 columns of the digits, divided among 2, 8, 32 and
+64 passive parties that stay resident in a few Ray actors. Prints one line per number of
+parties: seconds of a step, that per party, and on Ray the memory of all processes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import psutil
 
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import load_result, table
+from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.runtime.flower_runtime import run_app
 
 APP = Path(__file__).parents[1] / "simulations" / "label_leakage"
@@ -64,11 +67,39 @@ def measure(parties: int) -> tuple[float, int]:
     return document["seconds"]["step"], watch.peak
 
 
+def compare_engines(parties: int, rounds: int) -> None:
+    """Print the time per party and step, one by one and stacked, with the meter."""
+    config = RunConfig(
+        dataset="synthetic",
+        parties=parties,
+        attack="norm,mean:held_out=true",
+        coalitions="all" if parties > 1 else "",
+        epochs=1,
+        evaluate_every=0,
+        width=4,
+    )
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for engine in ("in-process", "stacked"):
+            seconds = run_and_attack(config, engine)["seconds"]["step"]
+            best[engine] = min(seconds, best.get(engine, seconds))
+    single, stacked = (best[engine] * 1e3 / parties for engine in best)
+    print(
+        f"{parties} parties in one process, ms per party and step with the meter: "
+        f"{single:.3f} one by one, {stacked:.3f} stacked, ratio {single / stacked:.2f}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Measure every number of parties."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parties", type=int, nargs="+", default=[2, 8, 32, 64])
+    parser.add_argument("--parties", type=int, nargs="*", default=[2, 8, 32, 64])
+    parser.add_argument("--stacked", type=int, nargs="*", default=[1, 64, 1024])
+    parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
+    for parties in arguments.stacked:
+        compare_engines(parties, arguments.rounds)
     first = None
     for parties in arguments.parties:
         seconds, memory = measure(parties)

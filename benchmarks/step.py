@@ -144,6 +144,7 @@ def measure_ray(batch_size: int, parties: int, width: int, turns: int) -> None:
         seconds = json.loads(out.read_text())
     shape = f"B={batch_size} parties={parties} d={width} {MARVELL}"
     report(shape, "ray (resident)", seconds["split"], seconds["plain"])
+    report(shape, "ray (pipeline=1)", seconds["pipelined"], seconds["plain"])
     report(shape, "ray (sealed)", seconds["sealed"], seconds["split"], "ray (unsealed)")
 
 

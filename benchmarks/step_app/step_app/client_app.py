@@ -1,12 +1,18 @@
 """The parties."""
 
+import os
+
 from flwr.app import Context
 
 from flower_vfl import CrossEntropy, LabelParty, PassiveParty, vertical_client_app
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.grids.resident import resident
 
+from . import trace
 from .work import bottom_model, features, labels, top_model
+
+if trace.FOLDER in os.environ:
+    trace.install()
 
 
 def passive(context: Context) -> PassiveParty:

@@ -1,6 +1,7 @@
 """Times all sides in turns."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flower_vfl.grids.resident import ResidentGrid
 from flower_vfl.strategies import VerticalStrategy
 
+from . import trace
 from .work import PlainLoop
 
 app = ServerApp()
@@ -22,6 +24,10 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     batch_size, parties = int(config["batch-size"]), int(config["parties"])
     torch.set_num_threads(1)
+    sides = ["split", "pipelined", "sealed"]
+    if trace.FOLDER in os.environ:
+        trace.install()
+        sides = ["split"]
     loop = PlainLoop(parties, int(config["width"]), batch_size)
     strategies = {
         side: VerticalStrategy(
@@ -32,11 +38,12 @@ def main(grid: Grid, context: Context) -> None:
             threads=1,
             progress=False,
             sealed=side == "sealed",
+            pipeline=int(side == "pipelined"),
         )
-        for side in ("split", "sealed")
+        for side in sides
     }
-    seconds: dict[str, list[float]] = {"plain": [], "split": [], "sealed": []}
-    with ResidentGrid(grid) as sessions:
+    seconds: dict[str, list[float]] = {side: [] for side in ("plain", *sides)}
+    with ResidentGrid(grid, advertise=str(config["advertise"]) or None) as sessions:
         for turn in range(int(config["turns"]) + 1):
             found = {"plain": loop.epoch()}
             for side, strategy in strategies.items():
@@ -48,3 +55,5 @@ def main(grid: Grid, context: Context) -> None:
                 if turn:  # the first turn warms up
                     seconds[side].append(value)
     Path(str(config["out"])).write_text(json.dumps(seconds))
+    if trace.FOLDER in os.environ:
+        trace.write()
