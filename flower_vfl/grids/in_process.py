@@ -54,6 +54,8 @@ class InProcessGrid(ClosableGrid):
     [1, 2, 3]
     """
 
+    ordered = True
+
     def __init__(
         self,
         client_app: ClientApp,
@@ -150,6 +152,8 @@ def _claim_identity(run_id: int) -> None:
 def in_process(
     parties: Sequence[Party],
     alignment: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
+    *,
+    stacked: bool = False,
 ) -> InProcessGrid:
     """Return a grid for parties that were made by hand, for example in a notebook.
 
@@ -160,6 +164,9 @@ def in_process(
     alignment : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
         What each party brings to an alignment of ids, by name or for all. The default
         trusts the server: it is this process, which holds all data anyway.
+    stacked : bool (default: False)
+        Whether passive parties of one shape are computed as one, which is faster for
+        many parties: a :class:`StackedGrid`.
 
     Examples
     --------
@@ -195,4 +202,8 @@ def in_process(
     app = vertical_client_app(
         given, given, alignment=settings, policy=lambda _: NodePolicy()
     )
+    if stacked:
+        from .stacked import StackedGrid  # which is an InProcessGrid
+
+        return StackedGrid(app, configs)
     return InProcessGrid(app, configs)

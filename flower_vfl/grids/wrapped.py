@@ -10,7 +10,18 @@ from flwr.supercore.run import Run
 
 
 class ClosableGrid(Grid):
-    """A grid that a ``with`` block closes."""
+    """A grid that a ``with`` block closes.
+
+    `ordered` says whether each node handles messages in the order in which they were
+    pushed, so that several may be under way to one node. Flower's own grids do not
+    promise that.
+    """
+
+    ordered = False
+
+    def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
+        """Return the replies that have arrived; wait for one if there is none."""
+        return self.pull_messages(message_ids)
 
     def create_message(
         self,

@@ -21,6 +21,7 @@ from flower_vfl.leakage.attacks.registry import (
     build_attack,
     leaks,
 )
+from flower_vfl.leakage.attacks.stacked import stacked_scores
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import generator
 from flower_vfl.records import Measurement
@@ -138,7 +139,11 @@ class LeakageMeter:
         scored = []
         try:
             read = GroupedLabels.read(self.task, labels)
-            for batch in batches:
+            stacked = stacked_scores(self._built, read, batches)
+            for number, batch in enumerate(batches):
+                if number in stacked:
+                    scored.append(stacked[number])
+                    continue
                 at_fault = batch.party
                 given = batch.gradient, batch.clean, batch.embedding
                 rows, known = attacker(read, *given)

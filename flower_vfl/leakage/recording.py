@@ -29,15 +29,17 @@ _PATTERNS = ("*.npz", "*.parquet")
 class Recorder:
     """Writes gradients, labels and embeddings into a folder, batch by batch.
 
-    It is a gradient transform that changes nothing: put it behind a defense to record
-    what leaves. In plain PyTorch, :meth:`watch` an embedding before the top model.
+    In plain PyTorch, :meth:`watch` an embedding before the top model. It is also a
+    gradient transform that changes nothing: put it behind a defense to record what
+    leaves. A step that is sent again is recorded once. For a Flower app, see
+    :func:`flower_vfl.record_grid` and :func:`flower_vfl.record_mod`.
 
     Parameters
     ----------
     folder : str | Path
-        Where the files go; must not hold a recording yet.
+        Where the files go. The first batch must find no recording there.
     every : int (default: 100)
-        Batches of a party in one file.
+        Batches of a party in one file; 1 writes each batch at once.
 
     Examples
     --------
@@ -60,10 +62,6 @@ class Recorder:
         self.folder, self.every = Path(folder), every
         self._kept: dict[str, list[dict[str, Array]]] = {}
         self._steps: dict[str, int] = {}
-        self._files = 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(found for pattern in _PATTERNS for found in self.folder.glob(pattern)):
-            raise ConfigError(f"'{folder}' holds a recording already; choose another")
 
     def add(
         self,
@@ -77,13 +75,16 @@ class Recorder:
         prediction: ArrayLike | Tensor | None = None,
     ) -> None:
         """Record a batch of one party; steps are counted if they are not given."""
+        if not self._steps:
+            self._begin()
         self._steps[party] = self._steps.get(party, 0) + 1 if step is None else step
         parts = {"gradient": gradient, "label": label, "row": row}
         parts |= {"embedding": embedding, "prediction": prediction}
         batch = {n: _host(part) for n, part in parts.items() if part is not None}
         for name in batch.keys() & {*MATRICES}:
             batch[name] = batch[name].reshape(len(batch[name]), -1)
-        rows = len(batch["gradient"])
+        if not (rows := len(batch["gradient"])):
+            return
         if wrong := [name for name, part in batch.items() if len(part) != rows]:
             sizes = ", ".join(f"{len(batch[name])} of {name}" for name in wrong)
             raise ConfigError(f"a batch has {rows} rows of gradients and {sizes}")
@@ -113,6 +114,8 @@ class Recorder:
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor:
         """Record the gradient for a party, and return it as it is."""
         assert batch.labels is not None  # required
+        if batch.step <= self._steps.get(batch.party, 0):
+            return gradient  # sent again
         self.add(
             gradient,
             batch.labels,
@@ -132,16 +135,28 @@ class Recorder:
         kept, self._kept[party] = self._kept[party], []
         names = [n for n in kept[0] if all(n in batch for batch in kept)]
         parts: dict[str, Any] = {n: np.concatenate([b[n] for b in kept]) for n in names}
-        self._files += 1
-        name = f"{re.sub('[^a-zA-Z0-9_-]', '_', party)}-{self._files:05d}.npz"
+        # Named by its step: a client may have a process for every message.
+        name = f"{re.sub('[^a-zA-Z0-9_-]', '_', party)}-{parts['step'][0]:06d}"
+        same = len(list(self.folder.glob(f"{name}*.npz")))
+        name += f"-{same}.npz" if same else ".npz"
         np.savez_compressed(self.folder / name, **parts, party=np.array(party))
 
+    def _begin(self) -> None:
+        """Make the folder; refuse one that holds a recording."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(found for pattern in _PATTERNS for found in self.folder.glob(pattern)):
+            raise ConfigError(
+                f"'{self.folder}' holds a recording already; choose another folder"
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: what was recorded is in files."""
-        return {}
+        """Return the last step of each party; what was recorded is in files."""
+        return {"steps": dict(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on recording."""
+        """Go on recording, not before the last step."""
+        for party, step in state.get("steps", {}).items():
+            self._steps[party] = max(step, self._steps.get(party, 0))
 
 
 def _host(values: ArrayLike | Tensor) -> Array:

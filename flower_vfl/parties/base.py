@@ -12,18 +12,21 @@ import torch
 from flwr.supercore import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.objectives import OptimizerFactory, clear_gradients
 from flower_vfl.parties.imputation.feature_imputer import FeatureImputer
 from flower_vfl.parties.imputation.row_index import Imputation, RowIndex
+from flower_vfl.protocol.codecs import Codec
 from flower_vfl.protocol.config import PartyDescription, Role, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, RandomState, derive_seed
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 
 from .digests import keyed_digest, plain_list
+from .local_updates import BatchCache, build_cache
 from .schedule import Plan, Schedule, split_rows
 
 ArrayLike = Tensor | NDArray[Any]
@@ -101,9 +104,13 @@ class Party(ABC):
         self.ids = ids
         self.split = None if split is None else np.asarray(split)
         self.step = 0
+        self.ahead = 0  # batches after it that wait for their gradients
+        self.weights: dict[str, Tensor] = {}  # the model runs with, if not its own
         self.random = RandomState(0, self.device)
         self.schedule: Schedule | None = None
         self.optimizer: Optimizer | None = None
+        self.codec: Codec | None = None  # of what it receives
+        self.cache: BatchCache | None = None  # of local updates
         self.imputer = FeatureImputer(imputation.features, imputation.secret)
         self._epoch = 0
         self._batches: Sequence[
@@ -143,6 +150,7 @@ class Party(ABC):
             )
         plan = Plan(config.seed, config.batch_size, config.evaluation_rows)
         self.schedule = Schedule(codes, plan, self.device)
+        self.cache = build_cache(config)
         self._epoch = 0
         self.random = RandomState(self.training_seed(config), self.device)
         embeds = self.model is not None
@@ -199,7 +207,7 @@ class Party(ABC):
 
     def training_rows(self, step: int, epoch: int, index: int) -> Tensor:
         """Return the rows of the next training batch; refuse any other step."""
-        if step != self.step + 1:
+        if step != self.step + 1 + self.ahead:
             problem = f"has trained {self.step} steps and was asked for step {step}"
             remedy = "Restore all parties to one checkpoint"
             raise PartyError(self.name, problem, remedy, step)
@@ -229,7 +237,10 @@ class Party(ABC):
         assert self.model is not None  # only called by parties that have one
         # index_select is several times faster than part[rows].
         batch = [part.index_select(0, rows) for part in self.features]
-        output = cast(Tensor, self.model(*batch))
+        if self.weights:
+            output = cast(Tensor, functional_call(self.model, self.weights, (*batch,)))
+        else:
+            output = cast(Tensor, self.model(*batch))
         fits = isinstance(output, Tensor) and output.dim() > 1
         if not fits or len(output) != len(rows):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output)
@@ -238,7 +249,7 @@ class Party(ABC):
                 f"the bottom model returned {got} for {len(rows)} rows",
                 "It must return one tensor, (rows, width) or more dimensions, with one "
                 "row per input row",
-                self.step + 1,
+                self.step + 1 + self.ahead,
             )
         return output
 

@@ -17,6 +17,7 @@ from flower_vfl.parties.imputation.label_imputer import BatchLabels, LabelImpute
 from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.privacy.label_privacy import LabelPrivacy
 from flower_vfl.privacy.private_labels import PrivateLabels
+from flower_vfl.protocol.codecs import build_codec
 from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
 from flower_vfl.randomness import Noise, tensor_digest
 from flower_vfl.records import Measurement
@@ -26,6 +27,7 @@ from flower_vfl.transform import Defender, GradientTransform, Seen
 from .aggregation import LINEAR, Aggregation, labels_remedy, one_choice, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
 from .digests import plain_list
+from .local_updates import CachedBatch, check_objective, update_label
 from .policies import DefenseFactory, DefensePolicy
 
 _REMEDY = "Correct its label privacy"
@@ -138,12 +140,9 @@ class LabelParty(Party):
         """Return what the party says about itself before a run."""
         self.check_data()
         if self.features and len(self.features[0]) != self.own_rows:
-            raise PartyError(
-                self.name,
-                f"has {len(self.features[0])} rows of features and {self.own_rows} "
-                "labels",
-                "Give one label per row of features",
-            )
+            rows = f"{len(self.features[0])} rows of features"
+            problem = f"has {rows} and {self.own_rows} labels"
+            raise PartyError(self.name, problem, "Give one label per row of features")
         if self.raw_labels is not None and self.private is None:
             remedy = labels_remedy(self.raw_labels, self.objective)
             with at_party(self.name, remedy):
@@ -167,6 +166,9 @@ class LabelParty(Party):
         if isinstance(chosen, str):
             self._joiner = Aggregation(chosen)
         self._shapes = dict(config.parties)
+        self.codec = build_codec(config.compress_embeddings)
+        with at_party(self.name, "Correct this setting"):
+            check_objective(self.objective, config)
         self.objective.configure(self.make_optimizer)
         given = config, self.name, self.objective, self.trust_server, bool(self.private)
         self.defender, self.secret = self.defense_policy.prepare(*given)
@@ -235,7 +237,7 @@ class LabelParty(Party):
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
         self._set_training(True)
-        known = embeddings, self._shapes, len(rows), self.device
+        known = embeddings, self._shapes, len(rows), self.device, self.codec
         received = received_embeddings(*known, step)
         parts = list(received.values())
         with self.random:
@@ -253,19 +255,16 @@ class LabelParty(Party):
             if self.private is not None:
                 labels = self.private.batch(labels, self.objective.rows)
             if self.objective.hides:
-                self.objective.noise = self._noise(step, parts)
+                digests = [tensor_digest(part, self.secret, step) for part in parts]
+                self.objective.noise = Noise(self.secret, "objective", step, *digests)
             if self._joiner.name in LINEAR:
                 outcome, gradients = self._train_linear(own, parts, labels.used)
             else:
                 outcome, gradients = self._train_module(own, parts, labels.used)
         loss = outcome.loss.item()
         if not math.isfinite(loss):
-            raise PartyError(
-                self.name,
-                f"its loss is {loss}",
-                "Lower the learning rate or check the loss of the last steps",
-                step,
-            )
+            remedy = "Lower the learning rate or check the loss of the last steps"
+            raise PartyError(self.name, f"its loss is {loss}", remedy, step)
         self.step = step
         if self.imputer.row_index is not None:
             self.imputer.commit()
@@ -277,6 +276,9 @@ class LabelParty(Party):
             leaving, measured = self.defender.defend(
                 *given, real=real, seen=seen, late=late, last=last, true_labels=true
             )
+        if self.cache is not None:
+            kept = CachedBatch(step, rows, parts, gradients, labels.used)
+            update_label(self, self._joiner, self.objective, self.cache, kept)
         metrics = outcome.metrics
         return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
 
@@ -311,11 +313,6 @@ class LabelParty(Party):
             for leaf in leaves
         ]
 
-    def _noise(self, step: int, received: list[Tensor]) -> Noise:
-        """Return secret numbers for a step; others if it is repeated otherwise."""
-        digests = [tensor_digest(part, self.secret, step) for part in received]
-        return Noise(self.secret, "objective", step, *digests)
-
     def _set_training(self, training: bool) -> None:
         for module in (self.objective, self._joiner, self.model):
             if module is not None and module.training != training:
@@ -333,7 +330,7 @@ class LabelParty(Party):
     ) -> Tensor:
         """Return predictions for some rows."""
         self._set_training(False)
-        known = embeddings, self._shapes, len(rows), self.device
+        known = embeddings, self._shapes, len(rows), self.device, self.codec
         parts = received_embeddings(*known, self.step or None)
         with torch.no_grad(), self.random:
             embedded = list(parts.values())
@@ -373,6 +370,7 @@ class LabelParty(Party):
             "secret": f"{self.secret:x}",
             "scores": self._evaluation.scores,
             **({} if self.private is None else self.private.state_dict()),
+            **({} if self.cache is None else {"cache": self.cache.state_dict()}),
             **self.imputer.state_dict(),
             **self._label_imputer.state_dict(self.objective),
         }
@@ -398,3 +396,5 @@ class LabelParty(Party):
         self._evaluation = Evaluation(state["scores"])
         self.imputer.load_state_dict(state, embeds=self.model is not None)
         self._label_imputer.load_state_dict(state, self.objective)
+        if self.cache is not None:
+            self.cache.load_state_dict(state.get("cache", ()))

@@ -1,8 +1,14 @@
-"""The passive party: features and a bottom model, no labels."""
+"""The passive party: features and a bottom model, no labels.
+
+In a pipelined run several forward passes wait for their gradients while the optimizer
+changes the weights. Each pass is then computed with a copy of the weights and is
+differentiated with respect to it (weight stashing). Harlap et al., PipeDream: Fast and
+Efficient Pipeline Parallel DNN Training. https://arxiv.org/abs/1806.03377
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,10 +21,12 @@ from flower_vfl.leakage.attacks.spectral import membership_aucs, with_labels
 from flower_vfl.leakage.meter import LayerProbe
 from flower_vfl.objectives import OptimizerFactory, Task, clear_gradients
 from flower_vfl.parties.imputation.row_index import Imputation
-from flower_vfl.protocol.config import PartyDescription, TrainingConfig
+from flower_vfl.protocol.codecs import Encoder, build_codec, build_encoder
+from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
 from flower_vfl.rows import check_finite
 
 from .base import Features, Party, default_optimizer
+from .local_updates import CachedBatch, update_passive
 
 
 @dataclass
@@ -32,6 +40,14 @@ class _Pending:
     random: list[Tensor]
     buffers: dict[str, Tensor]
     probe: LayerProbe | None = None
+    weights: dict[str, Tensor] = field(default_factory=dict)  # copies, if pipelined
+    imputer: dict[str, Any] = field(default_factory=dict)
+    sent: Tensor | None = None  # its embedding as it was encoded
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to compute a pass again."""
+        weights = {name: weight.detach() for name, weight in self.weights.items()}
+        return {**vars(self), "output": None, "probe": None, "weights": weights}
 
 
 class PassiveParty(Party):
@@ -87,6 +103,10 @@ class PassiveParty(Party):
         super().__init__(*given, imputation or Imputation())
         self.model: nn.Module = model
         self._pending: _Pending | None = None
+        self._waiting: list[_Pending] = []  # instead of it in a pipelined run
+        self.pipeline = 0
+        self.encoder: Encoder | None = None  # of embeddings
+        self.shape: Shape = ()  # of one row of its embedding
         self._trained: tuple[Tensor, Tensor] | None = None  # rows, their embeddings
         self.questions: Sequence[int] | Tensor = ()  # see flower_vfl.protocol.serving
         self.answers = torch.empty(0)
@@ -112,7 +132,12 @@ class PassiveParty(Party):
     def configure(self, config: TrainingConfig) -> None:
         """Take over the settings of a run and get ready for step 1."""
         super().configure(config)
-        self._pending = None
+        self._pending, self._waiting, self.ahead = None, [], 0
+        self.pipeline = config.pipeline
+        codec, seed = config.compress_embeddings, config.seed
+        self.encoder = build_encoder(codec, seed, "embedding")
+        self.codec = build_codec(config.compress_gradients)
+        self.shape = config.parties.get(self.name, ())
 
     def forward(
         self, step: int, epoch: int, index: int, probed: bool = False
@@ -121,6 +146,8 @@ class PassiveParty(Party):
 
         With `probed`, the gradients of all layers are kept for :meth:`backward`.
         """
+        if self.pipeline:
+            return self._forward_ahead(step, epoch, index, probed)
         rows = self.training_rows(step, epoch, index)
         random = self.random.states
         buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
@@ -132,6 +159,69 @@ class PassiveParty(Party):
         self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
         return output.detach()
 
+    def _forward_ahead(self, step: int, epoch: int, index: int, probed: bool) -> Tensor:
+        """Return the embedding of a batch while others wait for their gradients."""
+        for waiting in self._waiting:
+            if waiting.step == step:  # asked again, after a checkpoint was restored
+                if waiting.output is None:
+                    self._repeat(waiting, probed)
+                assert waiting.output is not None  # just computed
+                return waiting.output.detach()
+        if len(self._waiting) > self.pipeline:
+            first = f"step {self._waiting[0].step} waits for its gradient"
+            problem = f"was asked for step {step} while {first}"
+            remedy = "Restore all parties to one checkpoint"
+            raise PartyError(self.name, problem, remedy, step)
+        rows, random = self.training_rows(step, epoch, index), self.random.states
+        buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
+        waiting = _Pending(step, epoch, index, None, random, buffers)
+        waiting.imputer = self.imputer.state_dict()
+        for name, weight in self.model.named_parameters():
+            waiting.weights[name] = weight.detach().clone()
+        output = self._run_stashed(waiting, rows, probed)
+        self._waiting.append(waiting)
+        self.ahead = len(self._waiting)
+        return output.detach()
+
+    def _run_stashed(self, waiting: _Pending, rows: Tensor, probed: bool) -> Tensor:
+        """Compute a pass with its copy of the weights."""
+        waiting.probe = LayerProbe(self.model) if probed else None
+        if not self.model.training:
+            self.model.train()
+        for name, weight in self.model.named_parameters():
+            waiting.weights[name].requires_grad_(weight.requires_grad)
+        self.weights = waiting.weights
+        try:
+            with self.random, waiting.probe or nullcontext():
+                output = self.embed_rows(rows, ("train", waiting.step), True)
+        finally:
+            self.weights = {}
+        self.imputer.commit()  # like buffers: the next pass goes on from this one
+        waiting.output = output
+        return output
+
+    def _repeat(self, waiting: _Pending, probed: bool) -> None:
+        """Compute a saved pass again; random state and buffers stay as they are."""
+        random, imputer = self.random.states, self.imputer.state_dict()
+        buffers = [getattr(module, key) for _, module, key in self._buffers]
+        for name, module, key in self._buffers:
+            setattr(module, key, waiting.buffers[name].clone())
+        self.random.states = [*waiting.random]
+        self.imputer.load_state_dict(waiting.imputer, embeds=True)
+        try:
+            self._run_stashed(waiting, self._rows_of(waiting), probed)
+        finally:
+            self.random.states = random
+            self.imputer.load_state_dict(imputer, embeds=True)
+            for (_, module, key), buffer in zip(self._buffers, buffers, strict=True):
+                setattr(module, key, buffer)
+
+    def _rows_of(self, waiting: _Pending) -> Tensor:
+        if waiting.epoch != self._epoch:
+            self._batches = self.configured().training_batches(waiting.epoch)
+            self._epoch = waiting.epoch
+        return self._batches[waiting.index]
+
     def backward(
         self, step: int, gradient: Tensor | None, probed: bool = False
     ) -> dict[str, Tensor]:
@@ -141,6 +231,8 @@ class PassiveParty(Party):
         `probed`, the gradient of the output of every layer is returned.
         """
         pending = self._pending
+        if self.pipeline:
+            pending = self._waiting[0] if self._waiting else None
         if pending is None or pending.step != step:
             waits = f"step {pending.step}" if pending else "no gradient"
             raise PartyError(
@@ -150,11 +242,18 @@ class PassiveParty(Party):
                 step,
             )
         if pending.output is None:  # the graph did not survive: repeat the forward pass
-            self.forward(pending.step, pending.epoch, pending.index, probed)
-            pending = self._pending
+            if self.pipeline:
+                self._repeat(pending, probed)
+            else:
+                self.forward(pending.step, pending.epoch, pending.index, probed)
+                pending = self._pending
         assert pending is not None and pending.output is not None  # just computed
         output, probe = pending.output, pending.probe
         if gradient is not None:
+            what = "the gradient it received"
+            if self.codec is not None:
+                given = self.shape, self.name, what, step
+                gradient = self.codec.read(gradient, *given)
             if gradient.shape != output.shape:
                 raise PartyError(
                     self.name,
@@ -164,18 +263,28 @@ class PassiveParty(Party):
                     step,
                 )
             remedy = "Lower the learning rate, or check the defense that made it"
-            check_finite(gradient, self.name, "the gradient it received", remedy, step)
+            check_finite(gradient, self.name, what, remedy, step)
             if self.optimizer is not None and output.requires_grad:
                 clear_gradients(self.optimizer)
-                gradient = gradient.to(self.device)
+                gradient = gradient.to(output)
                 output.backward(gradient)  # type: ignore[no-untyped-call]
+                if pending.weights:
+                    for name, weight in self.model.named_parameters():
+                        weight.grad = pending.weights[name].grad
                 self.optimizer.step()
         if self.imputer.row_index is not None:
-            self.imputer.commit()
-            rows = self.training_rows(step, pending.epoch, pending.index)
-            self._trained = rows, output.detach()
+            if not self.pipeline:
+                self.imputer.commit()
+            self._trained = self._rows_of(pending), output.detach()
         self._pending = None
+        if self.pipeline:
+            del self._waiting[0]
+            self.ahead = len(self._waiting)
         self.step = step
+        if self.cache is not None and gradient is not None:
+            rows = self._rows_of(pending)
+            kept = CachedBatch(step, rows, [output.detach()], [gradient])
+            update_passive(self, self.cache, kept)
         return {} if probe is None else probe.gradients
 
     def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
@@ -190,6 +299,18 @@ class PassiveParty(Party):
         real = self.imputer.local[rows] >= 0
         return membership_aucs(with_labels(embedding, labels, task), real)
 
+    def encode(self, output: Tensor, step: int, index: int) -> Tensor:
+        """Return the embedding of the last batch as the codec of the run sends it."""
+        assert self.encoder is not None  # the caller has looked
+        waiting = next((each for each in self._waiting if each.step == step), None)
+        if waiting is not None and waiting.sent is not None:
+            return waiting.sent  # error feedback must not count it twice
+        rows = self._batches[index]
+        encoded = self.encoder.encode(output, self.name, step, rows)
+        if waiting is not None:
+            waiting.sent = encoded
+        return encoded
+
     def embed(self, split: str, index: int) -> Tensor:
         """Return the embedding of a part of a split, in evaluation mode."""
         rows = self.configured().evaluation_rows(split, index)
@@ -203,13 +324,18 @@ class PassiveParty(Party):
             self.model.eval()
         with torch.no_grad(), self.random:
             if at is None:
-                return self.run_model(rows)
-            return self.embed_rows(rows, at, False)
+                found = self.run_model(rows)
+            else:
+                found = self.embed_rows(rows, at, False)
+        if self.encoder is None:
+            return found
+        # The top model then gets what it was trained on: decoded embeddings.
+        return self.encoder.encode_for_use(found, self.name, self.step or None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
         model, random = self.model.state_dict(), self.random.state_dict()
-        waiting: list[int] = []
+        waiting: list[Any] = [each.state_dict() for each in self._waiting]
         if self._pending is not None:
             pending = self._pending
             waiting = [pending.step, pending.epoch, pending.index]
@@ -222,6 +348,8 @@ class PassiveParty(Party):
             "optimizer": [o.state_dict() for o in self.optimizers()],
             "random": random,
             "waiting": waiting,
+            **({} if self.encoder is None else {"encoder": self.encoder.state_dict()}),
+            **({} if self.cache is None else {"cache": self.cache.state_dict()}),
             **self.imputer.state_dict(),
         }
 
@@ -232,8 +360,18 @@ class PassiveParty(Party):
             optimizer.load_state_dict(saved)
         self.random.load_state_dict(state["random"])
         self.imputer.load_state_dict(state, embeds=True)
+        if self.encoder is not None:
+            self.encoder.load_state_dict(state.get("encoder", {}))
+        if self.cache is not None:
+            self.cache.load_state_dict(state.get("cache", ()))
         self.step = state["step"]
-        self._pending = None
-        if state["waiting"]:
+        self._pending, self._waiting = None, []
+        if self.pipeline:
+            self._waiting = [_Pending(**each) for each in state["waiting"]]
+            for each in self._waiting:
+                each.weights = {n: t.to(self.device) for n, t in each.weights.items()}
+                each.buffers = {n: t.to(self.device) for n, t in each.buffers.items()}
+        elif state["waiting"]:
             step, epoch, index = state["waiting"]
             self._pending = _Pending(step, epoch, index, None, self.random.states, {})
+        self.ahead = len(self._waiting)

@@ -11,6 +11,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
 from flower_vfl.objectives import Objective, Task
+from flower_vfl.protocol.codecs import build_encoder
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.randomness import draw_secret
 from flower_vfl.records import Measurement
@@ -227,8 +228,12 @@ class DefensePolicy:
         if config.defended == "label":
             transforms.append(self._named(config.defense, name))
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
+        encoder = None  # the strategy encodes what it has defended
+        if config.defended != "strategy":
+            codec = config.compress_gradients
+            encoder = build_encoder(codec, config.seed, "gradient")
         if leakage is None:
-            return Defender(transforms, seed)
+            return Defender(transforms, seed, None, encoder)
         if leakage.shows_labels and not trust_server:
             raise PartyError(
                 name,
@@ -239,7 +244,8 @@ class DefensePolicy:
                 "simulations",
             )
         if config.defended != "strategy":
-            return Defender(transforms, seed, LeakageMonitor(leakage, task))
+            monitor = LeakageMonitor(leakage, task)
+            return Defender(transforms, seed, monitor, encoder)
         if leakage.membership:
             raise PartyError(
                 name,

@@ -49,8 +49,10 @@ def restore(session: Session, content: Content, context: Context) -> Content:
             if name == _DATA:
                 values = "is not that of the run that is resumed"
             raise PartyError(party.name, f"{name} {values}", _REMEDY)
+    pipelined = session.config is not None and session.config.pipeline
+    waiting = state.get("waiting", []) if pipelined else []  # no gradient will come
     try:
-        party.load_state_dict({**state, "waiting": []})  # no gradient will come for it
+        party.load_state_dict({**state, "waiting": waiting})
     except (KeyError, RuntimeError, ValueError) as error:
         first = (
             str(error).splitlines()[-1].strip("\t .")

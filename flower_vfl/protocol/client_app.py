@@ -38,6 +38,7 @@ from .messages import (
     read,
     reply_to,
     to_floats,
+    to_tensor,
 )
 from .probing import probe, refuse_probe
 from .replay import Session
@@ -175,9 +176,12 @@ def _answer(
         session = replay.enter(context, verb, content, make)
     with session.lock:
         # A hello changes nothing, and one with the same turn may be of another server.
-        if content.turn <= session.turn and verb is not Verb.HELLO:
-            if content.turn == session.turn and session.reply is not None:
-                return session.reply
+        replies = session.replies
+        if verb is Verb.HELLO:
+            replies.clear()
+        elif content.turn <= session.turn:
+            if content.turn in replies:
+                return replies[content.turn]
             if content.turn < session.turn:
                 problem = f"got request {content.turn} after request {session.turn}"
                 remedy = "Two servers may be driving one run: stop one of them"
@@ -186,16 +190,19 @@ def _answer(
             torch.set_num_threads(session.threads)
         session.stamp = ""  # the party may now differ from what is saved
         session.turn = content.turn
+        if len(replies) > (session.config.pipeline if session.config else 0):
+            del replies[min(replies)]
         try:
-            session.reply = HANDLERS[verb](session, content, context).records()
+            reply = HANDLERS[verb](session, content, context).records()
+            replies[content.turn] = reply
         except Exception as error:  # kept too: half a step must not be done again
-            session.reply = _report(error, session.party.name)
+            reply = replies[content.turn] = _report(error, session.party.name)
             if session.drop_handshake() and not resident:  # no key may be left
                 replay.save(session, context)
         else:
             if not resident:
                 replay.save(session, context)
-        return session.reply
+        return reply
 
 
 @functools.cache  # reading them takes milliseconds, and they do not change
@@ -259,8 +266,10 @@ def _backward(session: Session, content: Content, context: Context) -> Content:
     if session.seals is not None:
         refuse_probe(party.name, content)
         gradient = session.seals.answered(array, TRAINING, step)
+    elif array is None:
+        gradient = None
     else:
-        gradient = None if array is None else to_floats(array)
+        gradient = to_floats(array) if party.codec is None else to_tensor(array)
     if "probe" in content.config:
         return Content(measured=probe(party, step, gradient, content))
     party.backward(step, gradient)
@@ -276,6 +285,8 @@ def _forward(session: Session, content: Content, context: Context) -> Content:
         output = party.forward(*at, probed=layers)
     else:
         output = party.forward(*at)
+    if party.encoder is not None:
+        output = party.encode(output, content.step, content.index)
     if session.seals is None:
         reply.arrays = {party.name: TensorArray(output)}
     else:
@@ -305,7 +316,8 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
     late = {"late": True} if content.config.get("late") else {}
     seals, arrays = session.seals, content.arrays
     if seals is None:
-        result = party.train_step(*at, content.tensors(), **late)
+        embeddings = content.tensors(party.codec is not None)
+        result = party.train_step(*at, embeddings, **late)
         arrays = {name: TensorArray(g) for name, g in result.gradients.items()}
     else:
         embeddings = seals.embeddings(arrays, TRAINING, *at)
@@ -340,7 +352,7 @@ def _evaluated(
     session: Session, content: Content, split: str
 ) -> dict[str, torch.Tensor]:
     if session.seals is None:
-        return content.tensors()
+        return content.tensors(_label(session).codec is not None)
     at = evaluation_use(split), session.party.step, 0, content.index
     return session.seals.embeddings(content.arrays, *at)
 

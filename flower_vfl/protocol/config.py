@@ -40,7 +40,10 @@ class TrainingConfig:
     in which embeddings are joined. `defended` says where gradients are transformed:
     ``"strategy"``, ``"label"``, or nowhere if empty. `defense`, `leakage` and
     `noise_seed` (hexadecimal) are for the label party only. `sealed` says whether
-    embeddings and gradients travel encrypted (`flower_vfl.protocol.sealing`).
+    embeddings and gradients travel encrypted (`flower_vfl.protocol.sealing`), and
+    `compress_embeddings` and `compress_gradients` in which codecs (`codecs`).
+    `pipeline` is how many batches a passive party embeds ahead of its gradients. The
+    last three are the fields of `LocalUpdates`.
     """
 
     seed: int
@@ -56,6 +59,12 @@ class TrainingConfig:
     leakage: str = ""
     noise_seed: str = ""
     sealed: bool = False
+    pipeline: int = 0
+    compress_embeddings: str = ""
+    compress_gradients: str = ""
+    local_steps: int = 1
+    local_cache: int = 5
+    local_threshold: float = 0.5
 
     def common(self) -> Self:
         """Return the settings that all parties are told alike."""
@@ -65,7 +74,8 @@ class TrainingConfig:
     def to_record(self) -> dict[str, Value]:
         """Return the settings as entries of a ConfigRecord."""
         entries: dict[str, Any] = {**asdict(self), _PARTIES: list(self.parties)}
-        for name in ("test_fraction", "valid_fraction", "learning_rate"):
+        names = "test_fraction", "valid_fraction", "learning_rate", "local_threshold"
+        for name in names:
             entries[name] = float(entries[name])
         shapes = [_shape_text(shape) for shape in self.parties.values()]
         return {**entries, _SHAPES: shapes}

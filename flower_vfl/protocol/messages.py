@@ -35,10 +35,11 @@ from flower_vfl.errors import (
 from flower_vfl.records import Measurement, from_columns, to_columns
 
 from .config import Value
+from .lazy_array import Buffer, LazyArray
 
 T = TypeVar("T")
 
-VERSION = 7
+VERSION = 8
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
 _MEASURED = "vfl-measured"
 _KINDS: dict[str, type] = {
@@ -51,6 +52,7 @@ _KINDS: dict[str, type] = {
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
 _STYPE = "numpy.ndarray"
+_ALIGNMENT = 64  # of the memory of torch's own tensors, in bytes
 # Flower checks the type of every entry and every argument, which takes longer than a
 # small layer. What has the right types already is made as Flower does, without checks.
 _NO_CONFIG, _NO_ARRAYS = vars(ConfigRecord()), vars(ArrayRecord())
@@ -107,12 +109,12 @@ class Content:
             raise ConfigError(f"message entry '{key}' must be {wanted}")
         return value
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the arrays as tensors."""
+    def tensors(self, encoded: bool = False) -> dict[str, Tensor]:
+        """Return the arrays as tensors: of floats, unless a codec has encoded them."""
         tensors = {}
         for name, array in self.arrays.items():
             try:
-                tensors[name] = to_floats(array)
+                tensors[name] = to_tensor(array) if encoded else to_floats(array)
             except ConfigError as error:
                 remedy = "Run one version of flower-vfl at every party"
                 raise PartyError(name, str(error), remedy) from error
@@ -262,7 +264,7 @@ def raise_error(content: Content, step: int | None) -> None:
     raise kind(party, problem, remedy, step)
 
 
-class TensorArray(Array):
+class TensorArray(LazyArray):
     """A Flower array that keeps its tensor and makes the bytes when they are read."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -277,20 +279,11 @@ class TensorArray(Array):
             stype=_STYPE,
         )
 
-    @property
-    def data(self) -> bytes:  # type: ignore[override]
-        """The bytes of an ``.npy`` file."""
-        if "_data" not in self.__dict__:
-            tensor: Tensor = self.__dict__["tensor"]
-            flat = tensor.cpu().contiguous().numpy().reshape(-1)
-            parts = (_header(self.dtype, self.shape), flat.data if flat.size else b"")
-            self.__dict__["_data"] = b"".join(parts)
-        data: bytes = self.__dict__["_data"]
-        return data
-
-    def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
-        """Become one of Flower's own arrays in another process."""
-        return Array, (self.dtype, self.shape, self.stype, self.data)
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Return the header of an ``.npy`` file and the memory of the tensor."""
+        tensor: Tensor = self.__dict__["tensor"]
+        flat = tensor.cpu().contiguous().numpy().reshape(-1)
+        return _header(self.dtype, self.shape), flat.view(np.uint8).data
 
 
 # Flower writes the name of the class into what it sends and looks it up on arrival.
@@ -310,9 +303,14 @@ def to_tensor(array: Array) -> Tensor:
     shape = tuple(array.shape)
     try:
         header = _header(array.dtype, shape)
-        if array.stype == _STYPE and array.data.startswith(header):
-            flat = np.frombuffer(array.data, np.dtype(array.dtype), offset=len(header))
-            return torch.from_numpy(flat.reshape(shape).copy())
+        data = array.buffers()[0] if isinstance(array, LazyArray) else array.data
+        if array.stype == _STYPE and data[: len(header)] == header:
+            flat = np.frombuffer(data, np.dtype(array.dtype), offset=len(header))
+            address, readonly = flat.__array_interface__["data"]
+            # Results may depend on the alignment, and torch wants to own what it reads.
+            if readonly or address % _ALIGNMENT:
+                flat = flat.copy()
+            return torch.from_numpy(flat.reshape(shape))
         return torch.from_numpy(_read_npy(array, shape))
     except Exception as error:  # numpy raises many types on bad bytes
         raise ConfigError(

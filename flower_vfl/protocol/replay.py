@@ -73,13 +73,14 @@ def node_settings(context: Context) -> AlignmentSettings:
 
 @dataclass
 class Session:
-    """A party that lives in this process, and its last reply."""
+    """A party that lives in this process, and its last replies."""
 
     party: Party
     greeting: Greeting
     threads: int = 0
     turn: int = 0
-    reply: RecordDict | None = None
+    # By turn: the last reply, or as many as can be under way in a pipelined run.
+    replies: dict[int, RecordDict] = field(default_factory=dict)
     config: TrainingConfig | None = None
     stamp: str = ""  # of the saved state that it equals; empty if there is none
     handshake: Handshake | None = None  # that is going on
@@ -211,8 +212,9 @@ def save(session: Session, context: Context) -> None:
         context.state[_SEALS] = ConfigRecord({"state": to_bytes(vars(session.seals))})
     for key in [key for key in context.state if key.startswith(_REPLY)]:
         del context.state[key]
-    for key, record in (session.reply or RecordDict()).items():
-        context.state[_REPLY + key] = record
+    for turn, reply in session.replies.items():
+        for key, record in reply.items():
+            context.state[f"{_REPLY}{turn}.{key}"] = record
 
 
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
@@ -229,12 +231,13 @@ def load(session: Session, context: Context, saved: ConfigRecord) -> None:
         session.party.load_state_dict(from_bytes(cast(bytes, saved["state"])))
     seals = cast(ConfigRecord | None, context.state.get(_SEALS))
     session.seals = Seals(**from_bytes(cast(bytes, seals["state"]))) if seals else None
-    size = len(_REPLY)
     session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
     session.restores = cast(int, saved["restores"])
-    session.reply = RecordDict(
-        {k[size:]: r for k, r in context.state.items() if k.startswith(_REPLY)}
-    )
+    session.replies = {}
+    for name, record in context.state.items():
+        if name.startswith(_REPLY):
+            turn, key = name.removeprefix(_REPLY).split(".", 1)
+            session.replies.setdefault(int(turn), RecordDict())[key] = record
 
 
 def _find_handshake(session: Session, context: Context) -> None:

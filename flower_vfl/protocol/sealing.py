@@ -54,7 +54,8 @@ class Seals:
     agreed: bytes
     exchange: dict[str, Any] = field(default_factory=dict)  # while keys are exchanged
     keys: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    open_questions: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    # By peer, use and, for training, step: a pipelined run has several.
+    open_questions: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     restores: int = 0
     step: int = 0  # the last one whose embedding was encrypted
 
@@ -101,7 +102,7 @@ class Seals:
             self.step = step
         bound = self._bound("embedding", use, step, epoch, index)
         array = self._encrypt(self.label, tensor, bound, step)
-        self.open_questions[self.label, use] = array.data[-_MARK:]
+        self.open_questions[_question(self.label, use, step)] = array.data[-_MARK:]
         return array
 
     def embeddings(
@@ -118,7 +119,7 @@ class Seals:
         what = f"its {use} embedding"
         for name, array in arrays.items():
             found[name] = self._decrypt(name, array, bound, what, step)
-            self.open_questions[name, use] = array.data[-_MARK:]
+            self.open_questions[_question(name, use, step)] = array.data[-_MARK:]
         return found
 
     def answers(
@@ -130,14 +131,14 @@ class Seals:
         }
 
     def answer(self, party: str, tensor: Tensor | None, use: str, step: int) -> Array:
-        """Return an answer to the last embedding of a party; None is withheld."""
-        asked = self.open_questions.pop((party, use), b"")
+        """Return an answer to an embedding of a party; None is withheld."""
+        asked = self.open_questions.pop(_question(party, use, step), b"")
         bound = self._bound("answer", use, step, asked=asked)
         return self._encrypt(party, torch.empty(0) if tensor is None else tensor, bound)
 
     def answered(self, array: Array | None, use: str, step: int) -> Tensor | None:
-        """Return the label party's answer to the last embedding; None is withheld."""
-        asked = self.open_questions.pop((self.label, use), b"")
+        """Return the label party's answer to an embedding; None is withheld."""
+        asked = self.open_questions.pop(_question(self.label, use, step), b"")
         if array is None or not asked:
             sent = "no answer" if array is None else "a second answer"
             problem = f"has sent {sent} to the {use} embedding of '{self.name}'"
@@ -196,6 +197,11 @@ class Seals:
                 _REMEDY,
                 step or None,
             ) from None
+
+
+def _question(peer: str, use: str, step: int) -> tuple[str, str, int]:
+    """Return the key of an open question; one for each use that is not training."""
+    return peer, use, step if use == TRAINING else 0
 
 
 def evaluation_use(split: str) -> str:

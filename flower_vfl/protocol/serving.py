@@ -102,7 +102,7 @@ def _predict(session: Session, content: Content) -> Content:
     number, size = content.number("batch"), content.number("hide")
     at = serving_use(number, size), party.step
     if seals is None:
-        embeddings = content.tensors()
+        embeddings = content.tensors(party.codec is not None)
     else:
         embeddings = seals.embeddings(content.arrays, *at)
     if size:

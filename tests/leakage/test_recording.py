@@ -139,6 +139,6 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gradients of 'passive-1' have 2 and 3 col"):
         read_recording(tmp_path)
     with pytest.raises(ConfigError, match="holds a recording already"):
-        Recorder(tmp_path)
+        Recorder(tmp_path).add(GRADIENT, LABEL)
     with pytest.raises(ConfigError, match="6 rows of gradients and 5 of label"):
         Recorder(tmp_path / "new").add(GRADIENT, LABEL[1:])

@@ -87,12 +87,37 @@ def test_an_answer_belongs_to_one_embedding() -> None:
             assert found is not None and torch.equal(found, torch.ones(4, 3))
             with pytest.raises(PartyError, match="has sent a second answer"):
                 passive.answered(gradients[0], TRAINING, 1)
-    for repeated in (1, 2):  # also under the number of the new step
-        asked = dict(passive.open_questions)
-        with pytest.raises(PartyError, match="repeated"):
-            passive.answered(gradients[0], TRAINING, repeated)
-        passive.open_questions = asked
+    asked = dict(passive.open_questions)
+    with pytest.raises(PartyError, match="has sent a second answer"):
+        passive.answered(gradients[0], TRAINING, 1)
+    with pytest.raises(PartyError, match="repeated"):  # under the number of the new one
+        passive.answered(gradients[0], TRAINING, 2)
+    passive.open_questions = asked
     assert passive.answered(gradients[1], TRAINING, 2) is not None
+
+
+def test_several_embeddings_wait_for_answers() -> None:
+    """Each answer fits the embedding of its own step only."""
+    sides = parties()
+    passive, label = sides["passive-1"], sides["label"]
+    arrays = {
+        step: passive.embedding(torch.randn(4, 3), TRAINING, step, 1, step - 1)
+        for step in (1, 2, 3)
+    }
+    answers = {}
+    for step, array in arrays.items():
+        label.embeddings({"passive-1": array}, TRAINING, step, 1, step - 1)
+        given = torch.full((4, 3), float(step))
+        answers[step] = label.answer("passive-1", given, TRAINING, step)
+    asked = dict(passive.open_questions)
+    for wrong in (2, 3):
+        with pytest.raises(PartyError, match="repeated or swapped"):
+            passive.answered(answers[wrong], TRAINING, 1)
+        passive.open_questions = dict(asked)
+    for step in (1, 2, 3):
+        found = passive.answered(answers[step], TRAINING, step)
+        assert found is not None and float(found[0, 0]) == step
+    assert not passive.open_questions and not label.open_questions
 
 
 def test_a_withheld_answer_is_an_answer() -> None:

@@ -8,7 +8,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from .event_loop import event_loop
-from .session import Executor, NodeSession
+from .executor import Executor
+from .session import NodeSession
 from .settings import OPEN_RECORD, OPEN_TYPE, SessionOffer
 
 _lock: Final = threading.Lock()

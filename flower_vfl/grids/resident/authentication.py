@@ -17,13 +17,16 @@ import hashlib
 import hmac
 import secrets
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
 from .wire import Assembler, WireError
 
-_MAX_FRAME: Final = 256
+T = TypeVar("T")
+
+MAX_FRAME: Final = 256  # bytes that a peer may send before it is authenticated
 _MAGIC: Final = b"flower-vfl/1"
 _HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ32s")
 _UINT64: Final = (1 << 64) - 1
@@ -107,14 +110,35 @@ class TokenRegistry:
         return token
 
 
-async def read_frame(
-    stream: grpc.aio.StreamStreamCall | grpc.aio.ServicerContext,
-) -> memoryview:
+class Stream(Protocol):
+    """What both ends use of a stream: of gRPC, or over a Unix socket."""
+
+    async def read(self) -> Any:
+        """Return the next chunk."""
+
+    async def write(self, chunk: bytes, /) -> Any:
+        """Send a chunk."""
+
+
+async def read_frame(stream: Stream) -> memoryview:
     """Read a frame of a peer that is not authenticated yet."""
     chunk = await stream.read()
     if chunk is grpc.aio.EOF:
         raise ConnectionError("the stream ended during authentication")
-    frame = Assembler(_MAX_FRAME).feed(chunk)
+    frame = Assembler(MAX_FRAME).feed(chunk)
     if frame is None:
         raise WireError("malformed frame")
     return frame
+
+
+async def read_frames(
+    stream: Stream, limit: int, on_frame: Callable[[memoryview], T | None]
+) -> T | None:
+    """Read the frames of a gRPC stream to its end, or until one has a result."""
+    assembler = Assembler(limit)
+    while (chunk := await stream.read()) is not grpc.aio.EOF:
+        frame = assembler.feed(chunk)
+        result = None if frame is None else on_frame(frame)
+        if result is not None:
+            return result
+    return None

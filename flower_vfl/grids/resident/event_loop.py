@@ -13,7 +13,9 @@ from typing import Final
 
 import grpc
 
-from .wire import Buffer, split_frame
+from flower_vfl.protocol.lazy_array import Buffer
+
+from .wire import split_frame
 
 _lock: Final = threading.Lock()
 # By process id, because a forked child has the loop but not its thread.
@@ -67,8 +69,9 @@ class SendQueue:
         self._filled.set()
 
 
-def flush(queues: Sequence[SendQueue]) -> None:
+def flush(connections: Sequence[object]) -> None:
     """Send what is queued; one call for many queues, as waking the loop is slow."""
+    queues = [each for each in connections if isinstance(each, SendQueue)]
 
     def wake() -> None:
         for queue in queues:

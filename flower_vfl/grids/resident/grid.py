@@ -1,4 +1,4 @@
-"""A Flower grid whose messages travel over gRPC streams that stay open."""
+"""A Flower grid whose messages travel over streams that stay open."""
 
 import atexit
 import threading
@@ -28,9 +28,11 @@ _OFFLINE: Final = "its SuperNode is offline (a killed one may rejoin after a min
 
 
 class ResidentGrid(WrappedGrid):
-    """Carry Flower messages over one gRPC stream per node.
+    """Carry Flower messages over one stream per node.
 
-    Messages and replies are the same as on the wrapped grid. A node joins with the
+    Messages and replies are the same as on the wrapped grid. Nodes connect over gRPC;
+    those on the same machine over a Unix socket, if the grid listens on loopback
+    without a certificate and nothing else is advertised. A node joins with the
     first message to it, or with `open`: one ordinary Flower message gives it an
     address, a certificate and a secret token, and the node connects. From then on the
     node and its `Context` stay in memory.
@@ -117,6 +119,7 @@ class ResidentGrid(WrappedGrid):
         self._wire_dtype = wire_dtype
         self._detached = _is_simulation(grid) if detached is None else detached
         self._on_missing = on_missing
+        self.ordered = on_missing == "error"  # plain messages may overtake others
         self._reopen = reopen
         self._open_timeout = open_timeout
         self._close_timeout = close_timeout
@@ -174,6 +177,7 @@ class ResidentGrid(WrappedGrid):
                 self._limits,
                 self._requests.condition,
                 self._requests.receive,
+                self._endpoint.is_local,
             )
             atexit.register(self.close)
         return self._server
@@ -193,6 +197,7 @@ class ResidentGrid(WrappedGrid):
                 wire_dtype=self._wire_dtype or "",
                 connect_timeout=timeout,
                 limits=self._limits,
+                path=server.path,
             )
             content = RecordDict({settings.OPEN_RECORD: offer.to_record()})
             messages.append(
@@ -280,6 +285,12 @@ class ResidentGrid(WrappedGrid):
             self._plain_ids -= {r.metadata.reply_to_message_id for r in others}
             replies.extend(others)
         return replies
+
+    def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
+        """Return the replies that have arrived; wait for one if there is none."""
+        wanted = set(message_ids)
+        self._requests.wait_for_any(wanted, time.monotonic() + timeout)
+        return self.pull_messages(wanted)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -14,10 +14,15 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
+from flower_vfl.protocol.lazy_array import Buffer
+
 from . import wire
 from .event_loop import SendQueue, flush
+from .local_socket import LocalConnection
 from .settings import Limits
-from .wire import Buffer, WireError
+from .wire import WireError
+
+Connection = SendQueue | LocalConnection
 
 _FOREVER: Final = 365 * 24 * 3600.0
 _LARGE: Final = 64 << 10
@@ -45,7 +50,7 @@ class ServerSession:
     def __init__(self, run_id: int, node_id: int) -> None:
         self.run_id = run_id
         self.node_id = node_id
-        self.connection: SendQueue | None = None
+        self.connection: Connection | None = None
         self.disconnected_at: float | None = None
         self.end_reason: str | None = None
         self.unanswered: dict[int, Request] = {}
@@ -64,14 +69,14 @@ class ServerSession:
         if self.connection is not None:
             self._put(self.connection, request)
 
-    def connect(self, connection: SendQueue) -> None:
+    def connect(self, connection: Connection) -> None:
         """Use a new connection and repeat all unanswered requests on it."""
         self.connection, self.disconnected_at = connection, None
         for request in self.unanswered.values():
             self._put(connection, request)
         flush([connection])
 
-    def _put(self, connection: SendQueue, request: Request) -> None:
+    def _put(self, connection: Connection, request: Request) -> None:
         oldest = next(iter(self.unanswered))
         head = wire.frame_head(wire.REQUEST, request.sequence, oldest)
         connection.put(head, *request.payload)
@@ -98,7 +103,7 @@ class PendingRequests:
     ) -> set[str]:
         """Send messages; return the ids of those that wait for a reply."""
         group: set[str] = set()
-        unsent: list[SendQueue] = []
+        unsent: list[Connection] = []
         for message in messages:
             metadata = message.metadata
             if metadata.reply_to_message_id != "" or metadata.ttl <= 0:
@@ -165,6 +170,20 @@ class PendingRequests:
                 if left <= 0:
                     return
                 self.condition.wait(min(left, self._next_expiry(group)))
+                self.expire()
+
+    def wait_for_any(self, message_ids: set[str], deadline: float) -> None:
+        """Wait until one of some messages has a reply or an error.
+
+        The replies to messages that were sent together wake it once all are there.
+        """
+        with self.condition:
+            self.expire()
+            while message_ids <= self._pending.keys():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self.condition.wait(min(left, self._next_expiry(message_ids)))
                 self.expire()
 
     def expire(self) -> None:

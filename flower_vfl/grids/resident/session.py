@@ -7,8 +7,8 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
-from queue import SimpleQueue
 from typing import Any, Final
 
 import grpc
@@ -18,11 +18,21 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.lazy_array import Buffer
 from flower_vfl.protocol.residence import RESIDENT
 
 from . import wire
-from .authentication import Authentication, RefusedError, read_frame
+from .authentication import (
+    Authentication,
+    RefusedError,
+    Stream,
+    read_frame,
+    read_frames,
+)
 from .event_loop import SendQueue, flush
+from .executor import Executor
+from .local_socket import LocalConnection, LocalStream
+from .pending_requests import Connection
 from .settings import (
     METHOD,
     SessionOffer,
@@ -30,7 +40,7 @@ from .settings import (
     split_address,
     transport_options,
 )
-from .wire import Assembler, Buffer, WireError
+from .wire import WireError
 
 _FIRST_DELAY: Final = 0.05
 _LAST_DELAY: Final = 1.0
@@ -51,34 +61,6 @@ class ResidentContext(Context):
     def __reduce__(self) -> tuple[type[Context], tuple[Any, ...]]:
         """Leave the mark behind in a deep copy and in another process."""
         return Context, tuple(getattr(self, field.name) for field in fields(Context))
-
-
-class Executor:
-    """Answers the requests of sessions, one at a time, in the thread that runs it.
-
-    All sessions of a Ray actor share one. Flower promises an app that an actor handles
-    one message at a time, and torch then starts its threads once.
-    """
-
-    def __init__(self) -> None:
-        self._requests: SimpleQueue[tuple[NodeSession, memoryview] | None]
-        self._requests = SimpleQueue()
-
-    def submit(self, session: NodeSession, frame: memoryview) -> None:
-        """Queue a request."""
-        self._requests.put((session, frame))
-
-    def shutdown(self) -> None:
-        """Make `run` return once the queue is empty."""
-        self._requests.put(None)
-
-    def run(self) -> None:
-        """Answer requests until `shutdown` is called."""
-        for session, frame in iter(self._requests.get, None):
-            try:
-                session.answer(frame)
-            except Exception as ex:  # the other sessions go on
-                session.end(f"cannot answer: {type(ex).__name__}: {ex}")
 
 
 class NodeSession:
@@ -105,7 +87,7 @@ class NodeSession:
         self._executor = executor
         self._local = is_loopback(host)
         self._end_reason: str | None = None
-        self._queue: SendQueue | None = None  # of the current connection
+        self._queue: Connection | None = None  # of the current connection
         self._connections = 0
         self._received = self._answered = 0
         self._active_at = time.monotonic()
@@ -147,32 +129,53 @@ class NodeSession:
 
     async def _serve_connection(self) -> str | None:
         """Use one connection while it lasts; return the reason if the session ends."""
+        path = self._offer.path
+        try:
+            stream = await LocalStream.connect(path) if path else None
+            if stream is None:
+                return await self._serve_grpc()
+            return await self._serve_local(stream)
+        except grpc.RpcError as ex:
+            if ex.code() in _FINAL:
+                return f"refused by {self._offer.address}"
+            self._log_loss(ex.code())
+        except OSError as ex:
+            self._log_loss(repr(ex))
+        except RefusedError as ex:
+            if not ex.retry:
+                return str(ex)
+            self._log_loss(ex)
+        except WireError as ex:
+            return str(ex)
+        finally:
+            self._queue = None
+        return None
+
+    async def _serve_grpc(self) -> str | None:
         queue = SendQueue()
         writer: asyncio.Future[None] | None = None
         async with self._channel() as channel:
             call = channel.stream_stream(METHOD)()
             try:
-                async with asyncio.timeout(self._offer.limits.authenticate):
-                    await self._authenticate(call)
-                self._connections += 1
-                self._active_at = time.monotonic()
-                self._queue = queue
+                await self._authenticate(call, queue)
                 writer = asyncio.ensure_future(_write(call, queue))
-                return await self._read(call)
-            except grpc.RpcError as ex:
-                if ex.code() in _FINAL:
-                    return f"refused by {self._offer.address}"
-                self._log_loss(ex.code())
-            except (ConnectionError, TimeoutError) as ex:
-                self._log_loss(repr(ex))
-            except (RefusedError, WireError) as ex:
-                return str(ex)
+                limit = self._offer.limits.max_frame
+                return await read_frames(call, limit, self._on_frame)
             finally:
-                self._queue = None
                 if writer is not None:
                     writer.cancel()
                 call.cancel()
-        return None
+
+    async def _serve_local(self, stream: LocalStream) -> str | None:
+        connection = LocalConnection(stream, self._offer.limits.max_frame)
+        try:
+            await self._authenticate(stream, connection)
+            connection.start()
+            # Frames are answered in the thread that reads them.
+            handle = partial(self._on_frame, queued=False)
+            return await asyncio.wrap_future(self._executor.attach(connection, handle))
+        finally:
+            connection.dispose()
 
     def _log_loss(self, problem: object) -> None:
         # While the node tries to connect, failed attempts are expected.
@@ -192,29 +195,28 @@ class NodeSession:
         credentials = grpc.ssl_channel_credentials(self._offer.certificate)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    async def _authenticate(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _authenticate(self, stream: Stream, queue: Connection) -> None:
+        """Authenticate both ends, and then use the connection for replies."""
         token = self._offer.token
         node = Authentication(self.context.run_id, self.context.node_id)
-        await call.write(wire.split_frame([node.hello()])[0])
-        node.server_nonce = bytes(await read_frame(call))
-        await call.write(wire.split_frame([node.node_proof(token)])[0])
-        node.check_server(token, await read_frame(call))
+        async with asyncio.timeout(self._offer.limits.authenticate):
+            await stream.write(wire.split_frame([node.hello()])[0])
+            node.server_nonce = bytes(await read_frame(stream))
+            await stream.write(wire.split_frame([node.node_proof(token)])[0])
+            node.check_server(token, await read_frame(stream))
+        self._connections += 1
+        self._active_at = time.monotonic()
+        self._queue = queue
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> str | None:
-        assembler = Assembler(self._offer.limits.max_frame)
-        while (chunk := await call.read()) is not grpc.aio.EOF:
-            frame = assembler.feed(chunk)
-            reason = None if frame is None else self._on_frame(frame)
-            if reason is not None:
-                return reason
-        return None
-
-    def _on_frame(self, frame: memoryview) -> str | None:
-        """Handle a frame; return the reason if it ends the session."""
+    def _on_frame(self, frame: memoryview, *, queued: bool = True) -> str | None:
+        """Answer a request, or queue it; return the reason if the session ends."""
         kind = bytes(frame[:1])
         if kind == wire.REQUEST:
             self._received += 1
-            self._executor.submit(self, frame)
+            if queued:
+                self._executor.submit(partial(self._try_answer, frame))
+            else:
+                self._try_answer(frame)
             return None
         if kind == wire.END:
             return self._end_reason or bytes(frame[1:]).decode(errors="replace")
@@ -225,7 +227,8 @@ class NodeSession:
         idle = self._offer.limits.idle
         while self._end_reason is None:
             left = self._active_at + idle - time.monotonic()
-            if self._received > self._answered or self._queue is None:
+            working = self._received > self._answered or self._executor.busy
+            if working or self._queue is None:
                 left = idle
             if left <= 0:
                 self.end(f"no message for {idle:g} s")
@@ -239,6 +242,13 @@ class NodeSession:
             # The server answers this frame by ending the stream.
             queue.put(wire.END, reason.encode())
             queue.close()
+
+    def _try_answer(self, frame: memoryview) -> None:
+        """Answer a request, or end the session; the others of this process go on."""
+        try:
+            self.answer(frame)
+        except Exception as ex:
+            self.end(f"cannot answer: {type(ex).__name__}: {ex}")
 
     def answer(self, frame: memoryview) -> None:
         """Answer a request; repeat the reply if it was answered before."""

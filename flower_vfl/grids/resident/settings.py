@@ -102,6 +102,7 @@ class SessionOffer:
     wire_dtype: str
     connect_timeout: float
     limits: Limits
+    path: str = ""  # of the server's Unix socket, if it has one
 
     def to_record(self) -> ConfigRecord:
         """Return the offer as a record of a Flower message."""
@@ -167,6 +168,12 @@ class Endpoint:
                 f"refusing plaintext on {address}, which other machines can reach. "
                 "Give a certificate and its private key, or `insecure=True` to allow it"
             )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect, and nothing is to be encrypted."""
+        plain = self.credentials is None and self._advertised is None
+        return plain and is_loopback(self._host)
 
     def advertised(self, port: int) -> str:
         """Return the address that nodes connect to."""

@@ -1,4 +1,7 @@
-"""The gRPC server that authenticates nodes and moves frames to their sessions."""
+"""The server that authenticates nodes and moves frames to their sessions.
+
+Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socket.py).
+"""
 
 import asyncio
 import secrets
@@ -6,24 +9,33 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from logging import DEBUG, INFO, WARNING
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
-from .authentication import Authentication, RefusedError, TokenRegistry, read_frame
+from .authentication import (
+    Authentication,
+    RefusedError,
+    TokenRegistry,
+    read_frame,
+    read_frames,
+)
 from .connection_monitor import ConnectionMonitor
 from .event_loop import SendQueue, event_loop
-from .pending_requests import ServerSession
+from .local_socket import Listener, LocalConnection, LocalStream
+from .pending_requests import Connection, ServerSession
 from .settings import METHOD, Limits, join_address, split_address, transport_options
-from .wire import END, REPLY, Assembler, WireError, read_frame_head, split_frame
+from .wire import END, REPLY, WireError, read_frame_head, split_frame
 
 T = TypeVar("T")
+_Peer: TypeAlias = grpc.aio.ServicerContext | LocalStream
 
 _GRACE: Final = 2.0
 _NO_STREAM: Final = "connected and never opened a stream"
@@ -100,6 +112,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         limits: Limits,
         condition: threading.Condition,
         on_reply: Callable[[ServerSession, int, memoryview], None],
+        local: bool = False,
     ) -> None:
         self.condition = condition
         self.sessions: dict[int, ServerSession] = {}
@@ -115,7 +128,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
         self._monitor = ConnectionMonitor(self.port, limits.authenticate)
-        self._monitoring: asyncio.Future[None] | None = None
+        self._listener = Listener.create() if local else None
+        self.path = "" if self._listener is None else self._listener.path
+        self._background: list[asyncio.Future[None]] = []
+        self._local: set[asyncio.Future[None]] = set()  # connections
 
     def start(self) -> None:
         """Start the gRPC server on the reserved port if it does not run yet."""
@@ -141,7 +157,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if port != self.port:
             raise ConfigError(f"cannot listen on {self._address}")
         await server.start()
-        self._monitoring = asyncio.ensure_future(self._monitor_connections())
+        work = [self._monitor_connections()]
+        if self._listener is not None:
+            work.append(self._listener.accept(self._on_local_stream))
+        self._background = [asyncio.ensure_future(each) for each in work]
         return server
 
     async def _monitor_connections(self) -> None:
@@ -160,12 +179,16 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if self._server is not None:
             self._on_loop(self._stop(self._server))
             self._server = None
+        if self._listener is not None:
+            self._listener.close()
         self._release_port()
 
     async def _stop(self, server: grpc.aio.Server) -> None:
-        if self._monitoring is not None:
-            self._monitoring.cancel()
+        for task in self._background:
+            task.cancel()
         await server.stop(grace=_GRACE)
+        if self._local:
+            await asyncio.wait(self._local, timeout=_GRACE)
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
@@ -215,20 +238,39 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await self._refuse(context, context.peer(), problem)
 
     async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        session, connection, proof = await self._authenticate(context)
-        reader = asyncio.ensure_future(self._read(context, session, connection))
+        connection = SendQueue(context.peer())
+        session = await self._authenticate(context, connection)
+        handle = partial(self._on_frame, session)
+        receive = read_frames(context, self._limits.max_frame, handle)
+        reader = asyncio.ensure_future(self._read(receive, session, connection))
         try:
-            await context.write(split_frame([proof])[0])
             await connection.drain(context.write)
         finally:
             reader.cancel()
             self._disconnect(session, connection)
 
+    def _on_local_stream(self, stream: LocalStream) -> None:
+        task = asyncio.ensure_future(self._serve_local(stream))
+        self._local.add(task)
+        task.add_done_callback(self._local.discard)
+
+    async def _serve_local(self, stream: LocalStream) -> None:
+        connection = LocalConnection(stream, self._limits.max_frame)
+        try:
+            session = await self._authenticate(stream, connection)
+            receive = connection.serve(partial(self._on_frame, session))
+            await self._read(receive, session, connection)
+            self._disconnect(session, connection)
+        except OSError as ex:  # refused, which is logged, or gone
+            log(DEBUG, "Session: %s: %s", connection.peer, ex)
+        finally:
+            connection.dispose()
+
     async def _authenticate(
-        self, context: grpc.aio.ServicerContext
-    ) -> tuple[ServerSession, SendQueue, bytes]:
+        self, context: _Peer, connection: Connection
+    ) -> ServerSession:
         """Connect a peer to its session, or log why it is refused and raise."""
-        peer = context.peer()  # not known any more once the stream has ended
+        peer = connection.peer
         self._monitor.ignore(peer)
         with self.condition:
             expected = sum(session.is_expected for session in self.sessions.values())
@@ -244,9 +286,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
             token = self._tokens.check(node, proof)
-            connection = SendQueue(peer)
-            session = self._connect(node.node_id, connection)
-            return session, connection, node.server_proof(token)
+            connection.put(node.server_proof(token))
+            return self._connect(node.node_id, connection)
         except TimeoutError:
             text = _TOO_LONG if self._waiting.remove(timeout) else _TOO_MANY
             await self._refuse(context, peer, RefusedError(text, retry=True))
@@ -261,9 +302,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         finally:
             self._waiting.remove(timeout)
 
-    async def _refuse(
-        self, context: grpc.aio.ServicerContext, peer: str, problem: Exception
-    ) -> NoReturn:
+    async def _refuse(self, context: _Peer, peer: str, problem: Exception) -> NoReturn:
         """Log why a connection is refused and abort the call."""
         self._refusals.add(peer, problem)
         retry = isinstance(problem, RefusedError) and problem.retry
@@ -272,7 +311,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await context.abort(code, "refused")
         raise AssertionError("abort raises")
 
-    def _connect(self, node_id: int, connection: SendQueue) -> ServerSession:
+    def _connect(self, node_id: int, connection: Connection) -> ServerSession:
         with self.condition:
             session = self.sessions.get(node_id)
             if session is None or session.end_reason is not None:
@@ -285,7 +324,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self.condition.notify_all()
         return session
 
-    def _disconnect(self, session: ServerSession, connection: SendQueue) -> None:
+    def _disconnect(self, session: ServerSession, connection: Connection) -> None:
         with self.condition:
             if session.connection is not connection:
                 return
@@ -297,17 +336,11 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             log(INFO, text, session.node_id, connection.peer, self._limits.silence)
 
     async def _read(
-        self,
-        context: grpc.aio.ServicerContext,
-        session: ServerSession,
-        connection: SendQueue,
+        self, receive: Awaitable[None], session: ServerSession, connection: Connection
     ) -> None:
-        assembler = Assembler(self._limits.max_frame)
+        """Receive frames until the stream ends."""
         try:
-            while (chunk := await context.read()) is not grpc.aio.EOF:
-                frame = assembler.feed(chunk)
-                if frame is not None:
-                    self._on_frame(session, frame)
+            await receive
         except WireError as problem:
             peer = f"{connection.peer} (node {session.node_id})"
             self._refusals.add(peer, problem)

@@ -10,7 +10,7 @@ from .direct import direct_attack, direct_success
 from .exploit import exploit_attack
 from .known import Known
 from .malicious import MaliciousAdam, MaliciousSGD
-from .mean import mean_attack, median_attack
+from .mean import mean_attack, median_attack, median_split
 from .norm import norm_attack
 from .registry import DEFAULT_ATTACKS, SCORE_ATTACKS, ScoreAttack
 from .similarity import cluster_centers, similarity_attack
@@ -37,6 +37,7 @@ __all__ = [
     "leak_auc",
     "mean_attack",
     "median_attack",
+    "median_split",
     "membership_aucs",
     "norm_attack",
     "pearson_rho",

@@ -42,10 +42,10 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
 def _cosines(rows: Tensor, norms: Tensor, known: Tensor) -> Tensor:
     """Return the cosine of each row with each known one; 0 for a row of zeros."""
     vectors, lengths = to_numpy(known.to(rows)), to_numpy(norms)
-    both = np.linalg.norm(vectors, axis=1, keepdims=True) * lengths
+    both = np.linalg.norm(vectors, axis=-1, keepdims=True) * lengths[..., None, :]
     both = np.maximum(both, np.finfo(both.dtype).tiny)
     cosines = round_scores(products(rows, vectors) / both, 1.0)
-    return torch.from_numpy(cosines.T).to(rows.device)
+    return torch.from_numpy(cosines.swapaxes(-1, -2)).to(rows.device)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class CosineAttack:
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return the cosines, with one column per class of a multi-class task."""
-        positive = torch.stack([known.clean[i] for i in known.examples])
+        if gradient.ndim > 2:  # of several parties
+            parties = torch.arange(len(gradient), device=gradient.device)
+            positive = known.clean[parties, known.examples].unsqueeze(1)
+        else:
+            positive = torch.stack([known.clean[i] for i in known.examples])
         cosines = _cosines(gradient, known.norms, positive)
-        return cosines[:, 0] if known.task == "binary" else cosines
+        return cosines[..., 0] if known.task == "binary" else cosines

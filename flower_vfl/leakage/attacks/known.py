@@ -21,7 +21,7 @@ from flower_vfl.objectives import Task
 from flower_vfl.rows import row_norms, to_rows
 
 Array = NDArray[Any]
-_SMALL = 2**14  # entries; up to here double precision costs next to nothing
+SMALL = 2**14  # entries; up to here double precision costs next to nothing
 
 
 def as_rows(gradient: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def as_rows(gradient: Tensor) -> Tensor:
         )
     rows = to_rows(gradient)
     # Every product with a slice of columns is slow.
-    return rows.double() if rows.numel() <= _SMALL else rows.contiguous()
+    return rows.double() if rows.numel() <= SMALL else rows.contiguous()
 
 
 def finite_norms(rows: Tensor) -> Tensor:
@@ -77,10 +77,10 @@ def to_numpy(tensor: Tensor) -> Array:
 
 def products(rows: Tensor, vectors: Array) -> Array:
     """Return the product of each vector with each row, (vectors, rows)."""
-    return to_numpy(torch.from_numpy(vectors).to(rows) @ rows.T)
+    return to_numpy(torch.from_numpy(vectors).to(rows) @ rows.mT)
 
 
-def round_scores(scores: Array, largest: float) -> Array:
+def round_scores(scores: Array, largest: float | Array) -> Array:
     """Round scores to a small part of the largest one, so that ties are ties.
 
     Rows on a line, such as those below a linear top model, have a cosine of ±1, and
@@ -88,8 +88,8 @@ def round_scores(scores: Array, largest: float) -> Array:
     last bit would decide the order of such rows.
     """
     least = np.finfo(scores.dtype).tiny * 2.0**20
-    unit = max(largest, least) * (2.0**-30 if scores.dtype == np.float64 else 2.0**-17)
-    part = scores.dtype.type(unit)
+    digits = 30 if scores.dtype == np.float64 else 17
+    part = np.asarray(np.maximum(largest, least) * 2.0**-digits, scores.dtype)
     rounded: Array = np.rint(scores / part) * part
     return rounded
 

@@ -5,14 +5,14 @@ Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, require
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.objectives import Task
 
 from .known import (
@@ -82,6 +82,30 @@ def median_attack(
     return _center_attack(class_medians, gradient, labels, centers, hard)
 
 
+def median_split(gradient: Tensor, hard: bool = True) -> Tensor:
+    """Return whether the sum of a row exceeds the median of all rows' sums.
+
+    The median attack of GAFM's released code, which knows no class: it gives half of a
+    batch to class 1. With a share p < ½ of positives, the AUC of a perfect gradient is
+    therefore ½·(1 + ½/(1−p)).
+
+    Parameters
+    ----------
+    gradient : Tensor
+        One row per example.
+    hard : bool (default: True)
+        Return 1 above the median and else 0; False returns the difference.
+
+    Examples
+    --------
+    >>> median_split(torch.tensor([[-1.0], [0.0], [2.0], [9.0]])).tolist()
+    [0, 0, 1, 1]
+    """
+    sums = as_rows(gradient).double().sum(dim=1)
+    above = sums - sums.quantile(0.5)
+    return (above > 0).long() if hard else above
+
+
 def _center_attack(
     find: FindCenters,
     gradient: Tensor,
@@ -101,14 +125,18 @@ def _center_attack(
 
 
 def _nearness(rows: Tensor, norms: Tensor, centers: Array) -> Array:
-    """Return how much nearer rows are to the center of a class than to the others."""
-    lengths = np.square(centers).sum(axis=1, keepdims=True)
+    """Return how much nearer rows are to the center of a class than to the others.
+
+    For two classes, rows and centers of several parties may be stacked.
+    """
+    lengths = np.square(centers).sum(axis=-1, keepdims=True)
     relative = lengths - 2.0 * products(rows, centers)  # ‖g−μ‖² − ‖g‖²
-    distances = np.sqrt(np.maximum(relative + np.square(to_numpy(norms)), 0.0))
-    if len(centers) == 2:
+    squares = np.square(to_numpy(norms))[..., None, :]
+    distances = np.sqrt(np.maximum(relative + squares, 0.0))
+    if centers.shape[-2] == 2:
         # The difference of the squares over the sum of the distances loses no digits.
-        both = np.maximum(distances.sum(axis=0), np.finfo(distances.dtype).tiny)
-        gap: Array = (relative[0] - relative[1]) / both
+        both = np.maximum(distances.sum(axis=-2), np.finfo(distances.dtype).tiny)
+        gap: Array = (relative[..., 0, :] - relative[..., 1, :]) / both
         return gap
     nearest, second = np.partition(distances, 1, axis=0)[:2]
     own = distances.argmin(axis=0) == np.arange(len(centers))[:, None]
@@ -140,7 +168,7 @@ def _groups(labels: Tensor, rows: int) -> list[Array]:
 
 def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     """Return the mean of each group of rows, from a product, which copies no rows."""
-    members = np.zeros((len(groups), len(rows)), dtype=np.float32)
+    members = np.zeros((len(groups), rows.shape[-2]), dtype=np.float32)
     for member, group in zip(members, groups, strict=True):
         member[group] = 1.0
     sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
@@ -152,7 +180,7 @@ def class_medians(
     rows: Tensor, groups: Sequence[Array], sample: int | None = None
 ) -> Array:
     """Return the median of every coordinate of each group, or of a sample of each."""
-    return np.stack([_median(rows, _thin(group, sample)) for group in groups])
+    return np.stack([_median(rows, _thin(group, sample)) for group in groups], axis=-2)
 
 
 def _thin(group: Array, sample: int | None) -> Array:
@@ -168,13 +196,13 @@ def _median(rows: Tensor, group: Array) -> Array:
 
     Five times faster than np.median and torch.median, see benchmarks/meter_cost.py.
     """
-    chosen = rows.index_select(0, torch.from_numpy(group).to(rows.device))
-    columns = to_numpy(chosen).T.copy()
+    chosen = rows.index_select(-2, torch.from_numpy(group).to(rows.device))
+    columns = to_numpy(chosen.mT).copy()
     half = len(group) // 2
-    columns.partition(half, axis=1)
-    medians: Array = columns[:, half]
+    columns.partition(half, axis=-1)
+    medians: Array = columns[..., half]
     if len(group) % 2 == 0:  # halves first: the sum of two large numbers overflows
-        medians = 0.5 * medians + 0.5 * columns[:, :half].max(axis=1)
+        medians = 0.5 * medians + 0.5 * columns[..., :half].max(axis=-1)
     return medians
 
 
@@ -196,12 +224,18 @@ class MeanAttack:
             first = [group[0::2] for group in known.groups]
             second = [g[1::2] if len(g) > 1 else g for g in known.groups]
             scores = self._compare(gradient, known, first)
-            scored = np.concatenate(first)
+            scored: Any = np.concatenate(first)
+            scored = (..., scored) if gradient.ndim > 2 else scored
             scores[scored] = self._compare(gradient, known, second)[scored]
         else:
             scores = self._compare(gradient, known, known.groups)
         if not self.hard:
+            if gradient.ndim > 2:  # of several parties
+                largest = np.abs(scores).max(axis=-1, keepdims=True)
+                return torch.from_numpy(round_scores(scores, largest))
             return torch.from_numpy(_merge_ties(scores)).to(gradient.device)
+        if gradient.ndim > 2:
+            return torch.from_numpy(scores >= 0).to(gradient)
         chosen = torch.from_numpy(_nearest_class(scores))
         if scores.ndim > 1:
             chosen = F.one_hot(chosen, scores.shape[1])
@@ -217,17 +251,31 @@ class MeanAttack:
 
 @dataclass(frozen=True)
 class MedianAttack(MeanAttack):
-    """The median attack by name; medians of large gradients come from a sample."""
+    """The median attack by name; medians of large gradients come from a sample.
+
+    With the split ``"batch"`` it is :func:`median_split`.
+    """
 
     sample: int | Literal["auto"] | None = "auto"
+    split: Literal["class", "batch"] = "class"
 
     def __post_init__(self) -> None:
         """Refuse an empty sample."""
         enough = not isinstance(self.sample, int) or self.sample >= 1
         require(enough, "sample", "a number from 1 or none", self.sample)
+        check_name("split of the median attack", self.split, ("class", "batch"))
+
+    def __call__(self, gradient: Tensor, known: Known) -> Tensor:
+        """Return differences of distances, or 1 for the nearest class and else 0."""
+        if self.split == "class":
+            return super().__call__(gradient, known)
+        if known.task != "binary":
+            raise ConfigError("median:split=batch needs two classes")
+        return median_split(gradient, self.hard).to(gradient)
 
     def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
         """Return the median of each group of rows."""
         if self.sample != "auto":
             return class_medians(rows, groups, self.sample)
-        return class_medians(rows, groups, _ENOUGH if rows.numel() > _LARGE else None)
+        large = rows.ndim == 2 and rows.numel() > _LARGE  # stacked gradients are small
+        return class_medians(rows, groups, _ENOUGH if large else None)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -12,6 +15,7 @@ from flwr.common.constant import ErrorCode
 from resident_cases import GridMaker, Proxy, sleep_record, to_all, weights
 
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
+from flower_vfl.grids.resident.local_socket import LocalConnection
 
 
 @pytest.fixture
@@ -81,17 +85,31 @@ def test_a_cut_while_the_app_works_costs_nothing_but_time(
     assert proxy.made == 2
 
 
+def cut_sockets(grid: ResidentGrid, cuts: list[object]) -> None:
+    for session in grid._get_server().sessions.values():
+        connection = session.connection
+        if isinstance(connection, LocalConnection):
+            with suppress(OSError):  # it is closed already
+                connection.socket.shutdown(socket.SHUT_RDWR)
+                cuts.append(connection)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["grpc", "unix"])
 def test_many_cuts_give_the_same_result_and_no_step_twice(
-    proxy: Proxy, make_grid: GridMaker
+    proxy: Proxy, make_grid: GridMaker, local: bool
 ) -> None:
     steps, nodes = 30, 3
     calm, disturbed = RecordingApp(), RecordingApp()
     steady_grid = make_grid(nodes, app=resident(calm.app))
     # A busy machine may need long to reconnect.
     limits = Limits(silence=20.0, authenticate=2.0)
-    cut_grid = through(
-        make_grid, proxy, nodes, app=resident(disturbed.app), limits=limits
-    )
+    app, cuts = resident(disturbed.app), list[object]()
+    if local:
+        cut_grid = make_grid(nodes, app=app, limits=limits)
+        cut = partial(cut_sockets, cut_grid, cuts)
+    else:
+        cut_grid = through(make_grid, proxy, nodes, app=app, limits=limits)
+        cut = proxy.cut
     generator = random.Random(3)
     results = []
     for grid in (steady_grid, cut_grid):
@@ -99,11 +117,12 @@ def test_many_cuts_give_the_same_result_and_no_step_twice(
         for step in range(steps):
             messages = to_all(grid, step_record(step), "train")
             if grid is cut_grid and step % 2:  # before, during or after the exchange
-                threading.Timer(generator.uniform(0.0, 0.006), proxy.cut).start()
+                threading.Timer(generator.uniform(0.0, 0.006), cut).start()
             replies = list(grid.send_and_receive(messages, timeout=60))
             assert not any(reply.has_error() for reply in replies)
         results.append(sums(replies))
-    assert proxy.made > 5 * nodes  # they did lose their connections
+    made = len({id(each) for each in cuts}) if local else proxy.made
+    assert made > 5 * nodes  # they did lose their connections
     assert results[0] == results[1]
     for node in results[0]:
         assert [s for n, s in disturbed.executed if n == node] == list(range(steps))

@@ -18,7 +18,8 @@ from untrusted_client import UntrustedClient
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.grids.resident import Limits, SessionError
-from flower_vfl.grids.resident.session import Executor, NodeSession
+from flower_vfl.grids.resident.executor import Executor
+from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import OPEN_RECORD, SessionOffer, is_loopback
 
 

@@ -7,15 +7,18 @@ import pytest
 import torch
 from meter_cases import SHAPES, scores_case
 from scipy.spatial.distance import cdist
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestCentroid
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.leakage.attacks import (
     cosine_attack,
     mean_attack,
     median_attack,
+    median_split,
     norm_attack,
 )
+from flower_vfl.leakage.meter import LeakageMeter
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -105,3 +108,23 @@ def test_centers_need_labels_of_every_class() -> None:
         mean_attack(gradient, labels[:-1])
     with pytest.raises(ConfigError, match="floating point"):
         norm_attack(torch.ones(3, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("positives", [10, 25, 39])
+def test_median_split_of_a_perfect_gradient(positives: int) -> None:
+    labels = (torch.arange(100) < positives).long()
+    gradient = (labels.double() - 0.3).unsqueeze(1) * torch.linspace(1, 2, 100)[:, None]
+    found = roc_auc_score(labels, median_split(gradient))
+    share = positives / 100
+    assert found == pytest.approx(0.5 * (1 + 0.5 / (1 - share)))
+    meter = LeakageMeter(["median:split=batch,hard=true"], "binary", baseline=False)
+    measured = meter.measure({"a": gradient}, labels, step=1)
+    assert measured and all(m.value == pytest.approx(found) for m in measured)
+
+
+def test_median_split_is_for_two_classes() -> None:
+    meter = LeakageMeter(["median:split=batch"], "multiclass", baseline=False)
+    with pytest.raises(VerticalError, match="needs two classes"):
+        meter.measure({"a": torch.randn(9, 2)}, torch.arange(9) % 3, step=1)
+    with pytest.raises(ConfigError, match="class, batch"):
+        LeakageMeter(["median:split=half"], "binary", baseline=False)

@@ -1,0 +1,343 @@
+"""Passive parties of one shape, computed as one: a leading dimension of parties."""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from logging import INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.supercore import log
+from torch import Tensor, nn, optim
+from torch.func import functional_call, stack_module_state, vmap
+
+from flower_vfl.randomness import RandomState
+
+from .passive import PassiveParty
+
+# Each number is updated from its own gradient and state alone, so that stacked
+# parameters take the steps that they would take one by one.
+_ELEMENTWISE = frozenset(
+    {
+        *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
+        *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
+    }
+)
+_ROWS = 2**13  # of all parties of a chunk: activations stay in the cache of a CPU
+
+
+class StackedModel(nn.Module):
+    """Models of one architecture with stacked weights: (parties, rows, ...) each."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self._one = (models[0],)  # whose code runs; a tuple, for it is no submodule
+        parameters, buffers = stack_module_state(list(models))
+        self._names = [*parameters], [*buffers]
+        self.weights = nn.ParameterList(parameters.values())
+        for own, stacked in zip(models[0].parameters(), self.weights, strict=True):
+            stacked.requires_grad_(own.requires_grad)
+        for number, buffer in enumerate(buffers.values()):
+            self.register_buffer(str(number), buffer)
+
+    def train(self, mode: bool = True) -> "StackedModel":
+        """Switch between training and evaluation."""
+        self._one[0].train(mode)
+        return super().train(mode)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the outputs of all models, each for its own rows."""
+        rows, cuda = inputs[0].shape[1], inputs[0].is_cuda
+        chunk = None if cuda else max(1, _ROWS // max(rows, 1))
+        buffers = list(self.buffers())
+        run = vmap(self._run, chunk_size=chunk)
+        output: Tensor
+        # Copies, because autograd refuses a buffer that is changed after it was used.
+        copies = [buffer.clone() for buffer in buffers]
+        output, *changed = run(list(self.weights), copies, inputs)
+        with torch.no_grad():
+            for buffer, now in zip(buffers, changed, strict=True):
+                buffer.copy_(now)
+        return output
+
+    def _run(
+        self, weights: list[Tensor], buffers: list[Tensor], inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return the output of one model and its buffers, which it may replace."""
+        named = [
+            dict(zip(names, tensors, strict=True))
+            for names, tensors in zip(self._names, (weights, buffers), strict=True)
+        ]
+        both = {**named[0], **named[1]}
+        output = functional_call(self._one[0], both, inputs)
+        return output, *(both[name] for name in self._names[1])
+
+
+class StackedParty(PassiveParty):
+    """Passive parties that compute together and are a passive party to their node.
+
+    What it returns and takes has a leading dimension of parties. While they compute
+    together, weights and buffers of the members are views of the stacked ones; before
+    a message reaches a member alone, :meth:`release` gives each its own state back.
+    """
+
+    def __init__(self, members: Sequence[PassiveParty]) -> None:
+        first = members[0]
+        super().__init__(
+            [
+                torch.stack(parts)
+                for parts in zip(*(m.features for m in members), strict=True)
+            ],
+            StackedModel([member.model for member in members]),
+            optimizer=first.make_optimizer,
+            name=f"{first.name} and {len(members) - 1} others",
+            device=first.device,
+        )
+        self.members = list(members)
+        self.together = False
+        self.divided = False  # for good: the optimizers differ in their steps
+        self.schedule = first.schedule
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if trained:
+            self.optimizer = self.make_optimizer(trained)
+            for own, group in zip(_groups(first), _groups(self), strict=True):
+                group.update({k: v for k, v in own.items() if k != "params"})
+
+    def _tensors(self) -> Iterable[tuple[Tensor, list[Tensor]]]:
+        """Return every stacked weight and buffer with those of the members."""
+        for kind in ("parameters", "buffers"):
+            own = zip(*(getattr(m.model, kind)() for m in self.members), strict=True)
+            yield from zip(getattr(self.model, kind)(), map(list, own), strict=True)
+
+    def gather(self) -> bool:
+        """Stack the state of all members; return whether they can compute together."""
+        if self.together or self.divided:
+            return self.together
+        first = self.members[0]
+        if any(member._pending is not None for member in self.members):
+            return False  # they began the step alone, and end it alone
+        states = {stacked: self._gathered(own) for stacked, own in self._optimized()}
+        steps = {member.step for member in self.members}
+        if len(steps) > 1 or any(state is None for state in states.values()):
+            text = "the parties of '%s' took different steps: they go on one by one"
+            log(WARNING, text, self.name)
+            self.divided = True
+            return False
+        with torch.no_grad():
+            for stacked, own in self._tensors():
+                torch.stack([each.detach() for each in own], out=stacked.detach())
+                for each, view in zip(own, stacked.detach().unbind(), strict=True):
+                    each.data = view
+        if self.optimizer is not None:
+            self.optimizer.state.update(states)
+        self.step, self.schedule, self._epoch = first.step, first.schedule, 0
+        self._pending = None
+        self.together = True
+        return True
+
+    def _optimized(self) -> Iterable[tuple[Tensor, list[Tensor]]]:
+        """Return every stacked weight that is trained, with those of the members."""
+        return ((t, own) for t, own in self._tensors() if t.requires_grad)
+
+    def _gathered(self, own: Sequence[Tensor]) -> dict[str, Any] | None:
+        """Return the stacked optimizer state of a weight; None if steps differ."""
+        pairs = zip(self.members, own, strict=True)
+        states = [m.optimizer.state.get(p, {}) for m, p in pairs if m.optimizer]
+        found: dict[str, Any] = {}
+        for key, value in states[0].items():
+            values = [state.get(key) for state in states]
+            if isinstance(value, Tensor) and value.shape == own[0].shape:
+                found[key] = torch.stack(values)
+            elif any(each != value for each in values):
+                return None
+            else:
+                found[key] = value.clone() if isinstance(value, Tensor) else value
+        return found if all(state.keys() == found.keys() for state in states) else None
+
+    def release(self) -> None:
+        """Give every member a state of its own again."""
+        if not self.together:
+            return
+        self.together = False
+        waiting, self._pending = self._pending, None
+        if waiting is not None:  # the forward pass is done again by each
+            for name, module, key in self._buffers:
+                getattr(module, key).copy_(waiting.buffers[name])
+        for stacked, own in self._tensors():
+            state = self.optimizer.state.get(stacked) if self.optimizer else None
+            for i, (member, each) in enumerate(zip(self.members, own, strict=True)):
+                each.data = stacked.detach()[i].clone()
+                if state and member.optimizer is not None:
+                    member.optimizer.state[each] = {
+                        key: _part(value, i, stacked) for key, value in state.items()
+                    }
+        if waiting is not None:
+            for member in self.members:
+                random = member.random.states
+                alone = replace(waiting, output=None, random=random, buffers={})
+                member._pending = alone
+
+    def run_model(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of all members for some rows."""
+        output: Tensor = self.model(*(f.index_select(1, rows) for f in self.features))
+        return output
+
+    def forward(
+        self, step: int, epoch: int, index: int, probed: bool = False
+    ) -> Tensor:
+        """Return the embeddings of a training batch and wait for their gradients."""
+        if self.gather():
+            return super().forward(step, epoch, index)
+        return torch.stack([m.forward(step, epoch, index) for m in self.members])
+
+    def backward(
+        self, step: int, gradient: Tensor | None, probed: bool = False
+    ) -> dict[str, Tensor]:
+        """Train all models on the gradients of the batch that is waiting."""
+        assert gradient is not None  # a group is not asked if one was withheld
+        waiting = self._pending
+        if (
+            waiting is not None
+            and waiting.output is not None
+            and gradient.shape == waiting.output.shape
+            and math.isfinite(gradient.sum().item())
+        ):
+            super().backward(step, gradient)
+            for member in self.members:
+                member.step = step
+            return {}
+        self.release()
+        for member, part in zip(self.members, gradient, strict=True):
+            member.backward(step, part)  # names the party whose gradient is wrong
+        return {}
+
+    def embed(self, split: str, index: int) -> Tensor:
+        """Return the embeddings of a part of a split, in evaluation mode."""
+        if self.gather():
+            return super().embed(split, index)
+        return torch.stack([member.embed(split, index) for member in self.members])
+
+    def misfits(self) -> list[PassiveParty]:
+        """Return the members whose model differs from the stacked one, from two rows.
+
+        Models of one architecture may differ in what is no tensor. Raises what torch
+        raises about a model that cannot be stacked at all.
+        """
+        rows = torch.arange(min(2, len(self.members[0].features[0])))
+        rows, buffers = rows.to(self.device), list(self.model.buffers())
+        found = set()
+        self.gather()
+        for training in (True, False):
+            before = [buffer.clone() for buffer in buffers]
+            with RandomState(0, self.device):
+                outputs = self.model.train(training)(
+                    *(f.index_select(1, rows) for f in self.features)
+                )
+                after = [buffer.clone() for buffer in buffers]
+                _restore(buffers, before)
+                for i, member in enumerate(self.members):
+                    member.model.train(training)
+                    pairs = [(member.run_model(rows), outputs[i])]
+                    both = zip(buffers, after, strict=True)
+                    pairs += [(buffer[i], now[i]) for buffer, now in both]
+                    if not all(_close(*pair) for pair in pairs):
+                        found.add(i)
+            _restore(buffers, before)
+            if outputs.requires_grad:
+                weights = [w for w in self.model.parameters() if w.requires_grad]
+                torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+        self.release()
+        return [self.members[i] for i in sorted(found)]
+
+
+def stack_parties(
+    parties: Iterable[PassiveParty],
+) -> tuple[list[StackedParty], dict[str, str]]:
+    """Return groups of parties that compute together, and why others do not."""
+    kinds: dict[Hashable, list[PassiveParty]] = {}
+    alone: dict[str, str] = {}
+    for party in parties:
+        if reason := _unfit(party):
+            alone[party.name] = reason
+        else:
+            kinds.setdefault(_kind(party), []).append(party)
+    groups = []
+    for members in kinds.values():
+        while len(members) > 1:
+            try:
+                group = StackedParty(members)
+                misfits = group.misfits()
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = f"torch cannot stack its model: {str(error).splitlines()[0]}"
+                alone |= {member.name: reason for member in members}
+                members = []
+                break
+            if not misfits:
+                groups.append(group)
+                break
+            reason = "its model differs from others of its architecture"
+            alone |= {member.name: reason for member in misfits}
+            members = [member for member in members if member not in misfits]
+        if len(members) == 1:
+            alone[members[0].name] = "no other party has its shape and optimizer"
+    sizes = ", ".join(str(len(group.members)) for group in groups) or "none"
+    log(INFO, "stacked groups of parties: %s; one by one: %d", sizes, len(alone))
+    for reason in dict.fromkeys(alone.values()):
+        names = [name for name, why in alone.items() if why == reason]
+        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        log(INFO, "one by one: %s%s (%s)", names[0], others, reason)
+    return groups, alone
+
+
+def _unfit(party: PassiveParty) -> str:
+    """Return why a party has to compute alone, or nothing."""
+    optimizer = party.optimizer
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    if type(party) is not PassiveParty:
+        return f"it is a {type(party).__name__}"
+    if party.imputer.row_index is not None:
+        return "it imputes rows, or its ids were aligned"
+    if any(getattr(m, each) for m in party.model.modules() for each in hooks):
+        return "its model has hooks"
+    if optimizer is not None:
+        if type(optimizer) not in _ELEMENTWISE or len(optimizer.param_groups) > 1:
+            return f"its optimizer is {type(optimizer).__name__}, or has several groups"
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return "its optimizer has hooks"
+    if not party.features or any(not p.ndim for p in party.model.parameters()):
+        return "it has no features, or a weight without dimensions"
+    return ""
+
+
+def _kind(party: PassiveParty) -> Hashable:
+    """Return what parties that compute together have in common."""
+    named = [*party.model.named_parameters(), *party.model.named_buffers()]
+    weights = [(name, t.shape, t.dtype, t.requires_grad) for name, t in named]
+    features = [(part.shape, part.dtype) for part in party.features]
+    options = [
+        sorted((k, str(v)) for k, v in group.items() if k != "params")
+        for group in _groups(party)
+    ]
+    code = type(party.model), repr(party.model), type(party.optimizer)
+    return code, str((party.device, features, weights, options))
+
+
+def _groups(party: PassiveParty) -> list[dict[str, Any]]:
+    return [] if party.optimizer is None else party.optimizer.param_groups
+
+
+def _part(value: Any, index: int, stacked: Tensor) -> Any:
+    """Return what an entry of a stacked optimizer state is for one party."""
+    if not isinstance(value, Tensor):
+        return value
+    return (value[index] if value.shape == stacked.shape else value).clone()
+
+
+def _restore(buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    for buffer, was in zip(buffers, before, strict=True):
+        buffer.copy_(was)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    fits = one.shape == other.shape
+    return fits and torch.allclose(one.float(), other.float(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,304 @@
+"""Codecs: embeddings and gradients in fewer bytes.
+
+An encoded tensor is a matrix of bytes with one row per example, so it is sent, sealed
+and counted like any other tensor. The receiver knows the codec and the shape of a row
+from the settings of the run. docs/how-to/distance.md says where codecs apply.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, PartyError, require
+from flower_vfl.randomness import generator
+from flower_vfl.rows import check_finite
+from flower_vfl.specs import build_from_spec
+
+Direction = Literal["embedding", "gradient"]
+_REMEDY = "Run one version of flower-vfl with the same settings at every party"
+_INT8 = 127  # the largest entry
+_INT16 = 2**15  # columns that an index of two bytes can name
+
+
+class Codec(ABC):
+    """A pair of functions between rows of float32 numbers and rows of bytes."""
+
+    feedback: bool = False  # whether the sender adds what earlier steps left out
+
+    @abstractmethod
+    def size(self, width: int) -> int:
+        """Return the bytes of a row with so many entries."""
+
+    @abstractmethod
+    def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        """Return rows as bytes; random rounding draws from the stream, if given."""
+
+    @abstractmethod
+    def decode(self, encoded: Tensor, width: int) -> Tensor:
+        """Return the rows; raise ValueError for bytes that no encoder makes."""
+
+    def read(
+        self,
+        encoded: Tensor,
+        shape: Sequence[int],
+        party: str,
+        what: str,
+        step: int | None,
+    ) -> Tensor:
+        """Return a received tensor with rows of a shape, or say what is wrong."""
+        width = math.prod(shape)
+        size, got = self.size(width), tuple(encoded.shape)
+        if len(got) != 2 or got[1] != size or encoded.dtype != torch.uint8:
+            problem = (
+                f"{what} is {encoded.dtype} of shape {got}, but the codec of this "
+            )
+            problem += f"run makes rows of {size} bytes"
+            raise PartyError(party, problem, _REMEDY, step)
+        try:
+            rows = self.decode(encoded, width)
+        except ValueError as error:
+            raise PartyError(party, f"{what} has {error}", _REMEDY, step) from None
+        return rows.reshape(len(rows), *shape)
+
+
+class _HalfPrecision(Codec):
+    """The nearest number of a type with two bytes; its range is the limit."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def size(self, width: int) -> int:
+        """Return the bytes of a row with so many entries."""
+        return 2 * width
+
+    def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        """Return rows as bytes."""
+        limit = torch.finfo(self.dtype).max
+        return rows.clamp(-limit, limit).to(self.dtype).view(torch.uint8)
+
+    def decode(self, encoded: Tensor, width: int) -> Tensor:
+        """Return the rows of bytes."""
+        return _numbers(encoded, self.dtype).float()
+
+
+class Float16(_HalfPrecision):
+    """11 significant bits, from 6e-5 to 65504; smaller numbers are less precise."""
+
+    dtype = torch.float16
+
+
+class BFloat16(_HalfPrecision):
+    """8 significant bits and the range of float32."""
+
+    dtype = torch.bfloat16
+
+
+class Int8(Codec):
+    """Whole multiples of a scale: a row x has the scale max|x| / 127.
+
+    Random rounding, ⌊x/scale + u⌋ with u uniform on [0, 1), has the mean x/scale.
+    Without random numbers the nearest multiple is taken. A row is sent as its scale,
+    a float32, and one byte per entry.
+    """
+
+    def size(self, width: int) -> int:
+        """Return the bytes of a row with so many entries."""
+        return 4 + width
+
+    def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        """Return rows as bytes."""
+        scale = rows.abs().amax(dim=1, keepdim=True) / _INT8
+        up = torch.full_like(rows, 0.5)
+        if stream is not None:
+            up = torch.rand(rows.shape, generator=stream).to(rows.device)
+        multiples = rows / scale.where(scale > 0.0, torch.ones_like(scale))
+        entries = (multiples + up).floor().clamp(-_INT8, _INT8).to(torch.int8)
+        return torch.cat([scale.view(torch.uint8), entries.view(torch.uint8)], dim=1)
+
+    def decode(self, encoded: Tensor, width: int) -> Tensor:
+        """Return the rows of bytes."""
+        scale = _numbers(encoded[:, :4], torch.float32)
+        if not bool((scale >= 0.0).all()) or not bool(scale.isfinite().all()):
+            raise ValueError("a scale that is negative, infinite or NaN")
+        return _numbers(encoded[:, 4:], torch.int8) * scale
+
+
+@dataclass
+class TopK(Codec):
+    """The largest entries of each row, the others are 0.
+
+    A row is sent as k float32 values and their k indices in ascending order, with two
+    bytes each, or four for more than 32,768 columns.
+
+    Parameters
+    ----------
+    keep : float
+        Share of the entries that are kept, at least one per row.
+    feedback : bool (default: False)
+        Whether what is left out of a row is added to the same row when it is sent
+        again (error feedback).
+    """
+
+    keep: float
+    feedback: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a share that keeps nothing or more than everything."""
+        require(0.0 < self.keep <= 1.0, "keep", "above 0 and up to 1", self.keep)
+
+    def _kept(self, width: int) -> int:
+        return max(1, math.ceil(round(self.keep * width, 6)))
+
+    def size(self, width: int) -> int:
+        """Return the bytes of a row with so many entries."""
+        return self._kept(width) * (6 if width <= _INT16 else 8)
+
+    def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        """Return rows as bytes."""
+        width = rows.shape[1]
+        kept = rows.abs().topk(self._kept(width), dim=1, sorted=False).indices
+        kept = kept.sort(dim=1).values
+        values = rows.gather(1, kept).view(torch.uint8)
+        indices = kept.to(_index_type(width)).view(torch.uint8)
+        return torch.cat([values, indices], dim=1)
+
+    def decode(self, encoded: Tensor, width: int) -> Tensor:
+        """Return the rows of bytes."""
+        end = 4 * self._kept(width)
+        values = _numbers(encoded[:, :end], torch.float32)
+        indices = _numbers(encoded[:, end:], _index_type(width)).long()
+        inside = (indices >= 0) & (indices < width)
+        if not bool(inside.all()) or not bool((indices.diff(dim=1) > 0).all()):
+            raise ValueError("indices that are out of range or out of order")
+        return values.new_zeros(len(values), width).scatter_(1, indices, values)
+
+
+def _numbers(encoded: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bytes as numbers of a type."""
+    # A view needs strides that fit; contiguous() leaves those of a single row alone.
+    return encoded.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def _index_type(width: int) -> torch.dtype:
+    return torch.int16 if width <= _INT16 else torch.int32
+
+
+def _none() -> None:
+    """Send float32 as it is."""
+
+
+CODECS: dict[str, Callable[..., Codec | None]] = {
+    "none": _none,
+    "float16": Float16,
+    "bfloat16": BFloat16,
+    "int8": Int8,
+    "topk": TopK,
+}
+
+
+def build_codec(text: str) -> Codec | None:
+    """Return the codec that a config string describes; None sends float32 as it is."""
+    return build_from_spec("codec", text, CODECS) if text else None
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The codecs of a run, as config strings.
+
+    Parameters
+    ----------
+    embeddings, gradients : str (default: "")
+        ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"topk:keep=0.1"``, or ``"none"``
+        for float32.
+
+    Examples
+    --------
+    >>> from flower_vfl.strategies import Compression, VerticalStrategy
+    >>> codecs = Compression(embeddings="int8", gradients="topk:keep=0.25")
+    >>> strategy = VerticalStrategy(compression=codecs)
+    """
+
+    embeddings: str = ""
+    gradients: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown codecs; no codec is written in one way."""
+        for name in ("embeddings", "gradients"):
+            if build_codec(getattr(self, name)) is None:
+                object.__setattr__(self, name, "")
+
+    def __str__(self) -> str:
+        """Return the codecs for a log, or nothing."""
+        named = {"embeddings": self.embeddings, "gradients": self.gradients}
+        return ", ".join(f"{name} {codec}" for name, codec in named.items() if codec)
+
+
+class Encoder:
+    """The sending side of a codec: its random numbers, and what it has left out.
+
+    Random numbers depend on the run's seed, the direction, the party and the step: a
+    repeated step repeats its bytes, on every engine. Everybody may know them, because
+    encoding is post-processing of gradients that a defense has changed already. Error
+    feedback adds up those of several steps, so a bound for one step does not hold for
+    what is sent; a bound for all steps does.
+
+    What top-k leaves out of a row is added to that row when it is in a batch again. So
+    the sum of what was sent for a row, plus what is left, is the sum of what was to be
+    sent.
+    """
+
+    def __init__(self, codec: Codec, seed: int, direction: Direction) -> None:
+        self.codec = codec
+        self._seed, self._direction = seed, direction
+        self._left: dict[str, Tensor] = {}  # by party, one row for each row of the run
+
+    def encode(
+        self, tensor: Tensor, party: str, step: int, rows: Tensor | None
+    ) -> Tensor:
+        """Return the bytes of a batch; error feedback needs the numbers of its rows."""
+        sent = self._rows(tensor, party, step)
+        stream = generator(self._seed, "codec", self._direction, party, step)
+        if not self.codec.feedback:
+            return self.codec.encode(sent, stream)
+        assert rows is not None
+        left = self._left.get(party, sent.new_zeros(0, sent.shape[1])).to(sent.device)
+        if (missing := int(rows.max()) + 1 - len(left)) > 0:
+            left = torch.cat([left, left.new_zeros(missing, left.shape[1])])
+        sent = sent + left[rows]
+        encoded = self.codec.encode(sent, stream)
+        left[rows] = sent - self.codec.decode(encoded, sent.shape[1])
+        self._left[party] = left
+        return encoded
+
+    def encode_for_use(self, tensor: Tensor, party: str, step: int | None) -> Tensor:
+        """Return the bytes of an embedding that is not trained on.
+
+        They depend on the embedding alone: nearest rounding, and no error feedback.
+        """
+        return self.codec.encode(self._rows(tensor, party, step))
+
+    def _rows(self, tensor: Tensor, party: str, step: int | None) -> Tensor:
+        """Return a tensor as a matrix of finite float32 numbers."""
+        what, remedy = f"its {self._direction}", "Lower the learning rate"
+        check_finite(tensor, party, what, remedy, step)
+        if tensor.dtype == torch.float64:
+            raise ConfigError("codecs send float32, but this model computes in float64")
+        return tensor.detach().flatten(1).float().contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was left out so far."""
+        return {party: left.clone() for party, left in self._left.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._left = {party: left.clone() for party, left in state.items()}
+
+
+def build_encoder(text: str, seed: int, direction: Direction) -> Encoder | None:
+    """Return the sending side of a codec, None if tensors are sent as they are."""
+    codec = build_codec(text)
+    return None if codec is None else Encoder(codec, seed, direction)
