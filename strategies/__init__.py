@@ -1,8 +1,11 @@
 """Strategies, gradient transforms, and adapters for apps that others wrote."""
 
+from flower_vfl.parties.local_updates import LocalUpdates
+from flower_vfl.protocol.codecs import CODECS, Compression
 from flower_vfl.rows import AdjustableTransform, RowTransform
 from flower_vfl.strategies.adapters.defended_grid import defended_grid
 from flower_vfl.strategies.adapters.defense_mod import defense_mod
+from flower_vfl.strategies.adapters.recording import record_grid, record_mod
 from flower_vfl.strategies.defenses.compose import (
     Compose,
     NoDefense,
@@ -37,6 +40,7 @@ from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
 from .vertical import VerticalStrategy
 
 __all__ = [
+    "CODECS",
     "DEFENSES",
     "FLSG",
     "PLACEMENTS",
@@ -46,11 +50,13 @@ __all__ = [
     "Alignment",
     "Checkpoints",
     "Compose",
+    "Compression",
     "Defense",
     "EarlyStopping",
     "Geno",
     "GradientCompression",
     "Iso",
+    "LocalUpdates",
     "Marvell",
     "MarvellSolution",
     "MaxNorm",
@@ -73,5 +79,7 @@ __all__ = [
     "defense_mod",
     "defense_spec",
     "fit",
+    "record_grid",
+    "record_mod",
     "solve_marvell",
 ]

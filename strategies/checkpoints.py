@@ -192,10 +192,13 @@ def _settings(strategy: VerticalStrategy) -> dict[str, str]:
     """Return the settings that a resumed run must share; its notes come first."""
     defense = strategy.defense
     names = "seed batch_size aggregation test_fraction valid_fraction evaluate_every "
-    names += "early_stopping leakage sealed"
+    names += "early_stopping leakage sealed pipeline"
     own = {name: getattr(strategy, name) for name in names.split()}
     if defense.transforms:
         own["defense"] = f"{defense.name} at the {defense.at}"
+    own["compression"] = str(strategy.compression)
+    if strategy.local_updates.steps > 1:
+        own["local_steps"] = strategy.local_updates
     own |= {"learning_rate": strategy.rates or None, "noise_seed": defense.noise_seed}
     fixed = [n for n in strategy.notes if _field(n) not in MAY_CHANGE.split()]
     given = {**{n: strategy.notes[n] for n in fixed}, **own}.items()

@@ -85,7 +85,8 @@ class AlignmentProgress(progress.Progress):
         """Return the number of exponentiations of all parties, or an upper bound."""
         parties, ids = len(self._counts), sum(self._counts)
         last = self._most if merged is None else merged
-        return (2 * parties + 1) * ids + parties * last
+        second = ids if parties > 2 else 0  # lists of their own for the blinded ids
+        return 2 * parties * ids + second + parties * last
 
     def done(self, party: str, exponentiations: int, merged: int | None) -> None:
         """Show a party's progress."""

@@ -1,24 +1,35 @@
 """Before training: who is there, does it fit together, and what each party is told."""
 
+from __future__ import annotations
+
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from logging import WARNING
+from typing import TYPE_CHECKING, cast
 
 from flwr.supercore import log
 
 from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.leakage.monitor import Leakage
+from flower_vfl.grids.stacked import StackedGrid
+from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
+from flower_vfl.objectives import Task
 from flower_vfl.parties.schedule import SPLITS
+from flower_vfl.protocol.codecs import build_encoder
 from flower_vfl.protocol.config import Greeting, PartyDescription, TrainingConfig, Value
 from flower_vfl.protocol.messages import VERSION, Content, Verb
+from flower_vfl.strategies.defenses.registry import Defense
+from flower_vfl.transform import Defender
 
 from .alignment import Aligner, Alignment
 from .messenger import Messenger
 from .node_table import NodeTable, check_nodes
+
+if TYPE_CHECKING:
+    from .vertical import VerticalStrategy
 
 RESERVED = "strategy"
 
@@ -30,6 +41,18 @@ class Participants:
     label: PartyDescription
     passive: dict[str, PartyDescription]
     sizes: dict[str, int]
+
+
+def strategy_defender(strategy: VerticalStrategy, label: PartyDescription) -> Defender:
+    """Return what changes and measures gradients at the strategy, idle by default."""
+    defense, leakage, monitor = strategy.defense, strategy.leakage, None
+    if not defense.transforms or defense.at != "strategy":
+        return Defender()
+    if leakage is not None:
+        monitor = LeakageMonitor(leakage, cast(Task, label.task))
+    codec, seed = strategy.compression.gradients, strategy.seed
+    encoder = build_encoder(codec, seed, "gradient")
+    return Defender(defense.transforms, defense.noise_seed, monitor, encoder)
 
 
 def setup(
@@ -47,6 +70,7 @@ def setup(
     key = secrets.token_bytes(32)
     protected = bool(config.defended), bool(config.noise_seed)
     begun = Greeting(config.seed, *protected)
+    messenger.set_groups(())  # until the parties are configured
     greeting: dict[str, Value] = {**asdict(begun), "threads": threads, "key": key}
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
@@ -74,6 +98,8 @@ def setup(
         own = replace(config, learning_rate=rates.get(name, rates.get("*", 0.0)))
         if name != label.name:  # a passive party need not know how it is defended
             own = replace(config.common(), learning_rate=own.learning_rate)
+            if not config.sealed:  # nor the others, unless all sign the same settings
+                own = replace(own, parties={name: config.parties[name]})
         told: dict[str, Value] = {"label": label.name} if config.sealed else {}
         contents[name] = Content({**own.to_record(), **told})
     replies = messenger.ask(Verb.CONFIGURE, contents)
@@ -87,6 +113,8 @@ def setup(
             raise PartyError(name, problem, "Give all parties the same split, or none")
     if config.sealed:
         _exchange_keys(messenger, replies, label.name)
+    if isinstance(messenger.grid, StackedGrid):
+        _form_groups(messenger, messenger.grid, config)
     return Participants(label, passive, sizes[label.name])
 
 
@@ -101,6 +129,22 @@ def _exchange_keys(
         for name in hellos
     }
     messenger.ask(Verb.SEAL, contents)
+
+
+def _form_groups(
+    messenger: Messenger, grid: StackedGrid, config: TrainingConfig
+) -> None:
+    """Ask parties of one shape together, unless a setting concerns each by itself."""
+    single = {
+        "sealed": config.sealed,
+        "pipeline": config.pipeline,
+        "compression": config.compress_embeddings or config.compress_gradients,
+        "local updates": config.local_steps > 1,
+    }
+    if names := [name for name, given in single.items() if given]:
+        log(WARNING, "parties are not stacked: %s", ", ".join(names))
+        return
+    messenger.set_groups(grid.group_nodes())
 
 
 @contextmanager
@@ -194,3 +238,31 @@ def _check_rows(
                     f"its {what} differ from those of the label party '{label.name}'",
                     f"Give both the same {what} in the same order",
                 )
+
+
+def check_sealed(defense: Defense, leakage: Leakage | None) -> None:
+    """Refuse what needs a server that can read gradients or labels."""
+    if defense.transforms and defense.at == "strategy":
+        raise ConfigError(
+            "in a sealed run the server cannot change gradients: have the label party "
+            'apply the defense, Defense(..., at="label") (defense-at="label" in the '
+            "run config)"
+        )
+    if leakage is not None and leakage.probes:
+        raise ConfigError(
+            "passive parties measure layers and membership and report them to the "
+            "server: remove these, or measure them in a simulation without sealing"
+        )
+
+
+def learning_rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Return learning rates by party name, ``"*"`` for the others."""
+    if rate is None:
+        return {}
+    rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
+    for name, value in rates.items():
+        if not value > 0.0:
+            raise ConfigError(
+                f"the learning rate of '{name}' must be positive: {value}"
+            )
+    return rates

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array
 from flwr.supercore import log
 
 from flower_vfl.errors import (
@@ -17,14 +17,12 @@ from flower_vfl.errors import (
     PartyError,
     PartyRestartedError,
     VerticalError,
-    unknown_name,
 )
-from flower_vfl.leakage.monitor import LIMIT, LeakageMonitor
-from flower_vfl.metrics import MAIN_METRIC
-from flower_vfl.objectives import Task
+from flower_vfl.leakage.monitor import LIMIT
 from flower_vfl.parties.checkpoints import FINAL, DamagedError, step_tag
 from flower_vfl.parties.schedule import TRAIN, Plan, Schedule, count_batches
 from flower_vfl.privacy import Guarantee
+from flower_vfl.protocol.codecs import build_codec
 from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import (
     GRADIENT,
@@ -34,13 +32,16 @@ from flower_vfl.protocol.messages import (
     to_tensor,
 )
 from flower_vfl.records import Measurement
-from flower_vfl.transform import Defender, Seen
+from flower_vfl.rows import received_embeddings
+from flower_vfl.transform import Seen
 
 from .checkpoints import Rewinds, StrategyCheckpoints
+from .evaluation import evaluate, evaluate_epoch
 from .messenger import Messenger
+from .pipeline import Pipeline
 from .progress import TrainingProgress
-from .setup import Participants, naming
-from .state import EvaluateFunction, RunState, interruptible, split_metrics
+from .setup import Participants, naming, strategy_defender
+from .state import EvaluateFunction, RunState, interruptible
 from .tracking import Trackers
 
 if TYPE_CHECKING:
@@ -67,18 +68,13 @@ class Training:
         self.evaluate_fn: EvaluateFunction | None = None
         leakage, rows = strategy.leakage, participants.sizes["train"]
         self.steps = count_batches(rows, strategy.batch_size or max(rows, 1))
-        self.defender = Defender()  # idle, unless gradients are defended here
-        if strategy.defense.transforms and strategy.defense.at == "strategy":
-            monitor = None
-            if leakage is not None:
-                monitor = LeakageMonitor(leakage, cast(Task, participants.label.task))
-            given = strategy.defense.transforms, strategy.defense.noise_seed
-            self.defender = Defender(*given, monitor)
+        self.defender = strategy_defender(strategy, participants.label)
+        self._codec = build_codec(strategy.compression.embeddings)
         # The parties' row numbers are not known here, but training rows can be counted.
         codes = np.full(rows, TRAIN, np.int8)
         self._schedule = Schedule(codes, Plan(strategy.seed, strategy.batch_size))
         self._gradients: Mapping[str, Array] = {}  # made, but not yet delivered
-        self._gradient_step = 0
+        self.gradient_step = 0
         self._labels: Array | None = None  # for measuring every layer, in simulations
         self._probe: dict[str, str] = {}
         if leakage is not None and leakage.probes:
@@ -87,17 +83,20 @@ class Training:
         self._shows_labels = leakage is not None and leakage.shows_labels
         self._wants_labels = self._shows_labels or self.defender.requires_labels
         self._checkpoints = StrategyCheckpoints(strategy)
-        self._trackers = Trackers(strategy.trackers)
+        self.trackers = Trackers(strategy.trackers)
         self._rewinds = Rewinds()
+        self.pipeline = Pipeline(self) if strategy.pipeline else None
 
     def run(self) -> RunState:
         """Train until the last epoch or until early stopping, and return the state."""
-        shown = self.strategy.progress
+        shown, every = self.strategy.progress, self.strategy.checkpoints.every
         bar = TrainingProgress(self.epochs, self.steps, self.state.step, shown)
-        with self._trackers.telling(self), bar, interruptible() as interrupted:
+        with self.trackers.telling(self), bar, interruptible() as interrupted:
+            if self.pipeline is not None:
+                self.pipeline.interrupted = interrupted
             if not self.state.step:
                 self._checkpoints.begin()
-            if self.strategy.checkpoints.every and not self.state.step:
+            if every and not self.state.step:
                 self.checkpoint(step_tag(0))
             while True:
                 try:
@@ -111,8 +110,10 @@ class Training:
                         bar.stepped(self.state.step, epoch + 1, loss)
                     if leaking or index + 1 == self.steps:
                         self._close_epoch(epoch + 1, index, bar, leaking)
-                    elif self._checkpoint_due():
+                    elif every and self.state.step % every == 0:
                         self.checkpoint(step_tag(self.state.step))
+                    if self.pipeline is not None and self.pipeline.ahead:
+                        continue  # the label party has been asked for the next step
                     if interrupted():
                         if self.state.step not in self._checkpoints.steps():
                             self.checkpoint(step_tag(self.state.step))
@@ -135,23 +136,15 @@ class Training:
         """
         started, traffic = time.perf_counter(), self.messenger.traffic
         state, step = self.state, self.state.step + 1
-        label = self.participants.label.name
+        label, leakage = self.participants.label.name, self.strategy.leakage
 
-        requests = self._requests(step=step, epoch=epoch, index=index)
-        replies = self.messenger.ask(Verb.FORWARD, requests, step)
-        embeddings = self._delivered(replies, step)
-
-        # What a step leaks may be reported with the next one, unless a checkpoint or
-        # the end of the epoch comes in between.
-        leakage, every = self.strategy.leakage, self.strategy.checkpoints.every
-        last = index == self.steps - 1 or (every and step % every == 0)
-        late = leakage is not None and not last
-        asked = Content(arrays=embeddings, step=step, epoch=epoch, index=index)
-        if self._wants_labels:
-            asked.config["labels"] = True
-        if late:
-            asked.config["late"] = True
-        reply = self.messenger.ask(Verb.TRAIN_STEP, {label: asked}, step)[label]
+        if self.pipeline is None:
+            requests = self.requests(step=step, epoch=epoch, index=index)
+            replies = self.messenger.ask(Verb.FORWARD, requests, step)
+            asked = self.question(self.embeddings(replies, step), step, epoch, index)
+            reply = self.messenger.ask(Verb.TRAIN_STEP, {label: asked}, step)[label]
+        else:
+            asked, reply = self.pipeline.exchange(step, epoch, index)
 
         withheld = reply.config.get("withheld")
         known = {*reply.arrays, *(withheld if isinstance(withheld, list) else ())}
@@ -164,21 +157,21 @@ class Training:
             defending = time.perf_counter()
             seen = None
             if self.defender.needs_rows:
-                seen = self._seen(embeddings, epoch, index)
+                seen = self._seen(asked.arrays, epoch, index)
             tensors, own = self.defender.defend(
                 reply.tensors(),
                 None if reply.labels is None else to_tensor(reply.labels),
                 step,
                 epoch,
                 seen=seen,
-                late=late,
+                late="late" in asked.config,
                 last=index == self.steps - 1,
             )
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
             measured = measured + own
             state.defense_seconds += time.perf_counter() - defending
 
-        self._gradients, self._gradient_step = gradients, step
+        self._gradients, self.gradient_step = gradients, step
         self._labels = reply.labels if self._shows_labels else None
         state.step = step
         state.rows[step] = rows = reply.metrics.pop("rows")
@@ -203,32 +196,36 @@ class Training:
             by_step.setdefault(each.step, {})[each.name] = each.value
         by_step[step] = {**metrics, **by_step.get(step, {})}
         for number, values in sorted(by_step.items()):
-            self._trackers.step(number, values)
+            self.trackers.step(number, values)
 
     def _seen(self, embeddings: Mapping[str, Array], epoch: int, index: int) -> Seen:
         """Return the embeddings of a batch for a defense that looks at them."""
         tensors = {name: to_tensor(part) for name, part in embeddings.items()}
-        return Seen(tensors, self._schedule.training_batches(epoch)[index])
+        shapes = {name: each.shape for name, each in self.participants.passive.items()}
+        rows, step = self._schedule.training_batches(epoch)[index], self.state.step + 1
+        given = tensors, shapes, len(rows), rows.device, self._codec, step
+        return Seen(received_embeddings(*given), rows)
 
-    def _requests(self, **fields: Any) -> dict[str, Content]:
+    def requests(self, **fields: Any) -> dict[str, Content]:
         """Return a request to every passive party, with the gradient that is due."""
-        fields["gradient_step"] = self._gradient_step
+        gradients, labels = self._gradients, self._labels
+        fields["gradient_step"] = self.gradient_step
+        self._gradients, self.gradient_step, self._labels = {}, 0, None
         config = {**self._probe, **fields.pop("config", {})}
         return {
             name: Content(
                 dict(config),
-                {GRADIENT: self._gradients[name]} if name in self._gradients else {},
-                labels=self._labels,
+                {GRADIENT: gradients[name]} if name in gradients else {},
+                labels=labels,
                 **fields,
             )
             for name in self.participants.passive
         }
 
-    def _delivered(
+    def embeddings(
         self, replies: Mapping[str, Content], step: int | None = None
     ) -> dict[str, Array]:
-        """Forget the gradients that arrived; return the embeddings that came back."""
-        self._gradients, self._gradient_step, self._labels = {}, 0, None
+        """Return the embeddings that came back, one of each party for a step."""
         embeddings = {}
         for name, reply in replies.items():
             if reply.measured:
@@ -239,16 +236,29 @@ class Training:
                 raise PartyError(name, "its reply has no embedding", _REMEDY, step)
         return embeddings
 
+    def question(
+        self, embeddings: Mapping[str, Array], step: int, epoch: int, index: int
+    ) -> Content:
+        """Return the request to train on a batch, for the label party."""
+        asked = Content(arrays=embeddings, step=step, epoch=epoch, index=index)
+        if self._wants_labels:
+            asked.config["labels"] = True
+        # What a step leaks may be reported with the next one, unless a checkpoint or
+        # the end of the epoch comes in between.
+        every = self.strategy.checkpoints.every
+        last = index == self.steps - 1 or (every and step % every == 0)
+        if self.strategy.leakage is not None and not last:
+            asked.config["late"] = True
+        return asked
+
     def _tell_passive(self, verb: Verb, **config: Value) -> dict[str, Content]:
         """Send a request to every passive party, with the gradient that is due."""
-        requests = self._requests(config=config)
+        if self.pipeline is not None:
+            self.pipeline.settle()
+        requests = self.requests(config=config)
         replies = self.messenger.ask(verb, requests, self.state.step)
-        self._delivered(replies)
+        self.embeddings(replies)
         return replies
-
-    def _checkpoint_due(self) -> bool:
-        every = self.strategy.checkpoints.every
-        return bool(every) and self.state.step % every == 0
 
     def _close_epoch(
         self, epoch: int, index: int, bar: TrainingProgress, leaking: list[str]
@@ -260,12 +270,12 @@ class Training:
         with naming(self.participants.label.name):
             label = Guarantee.from_text(self.participants.label.privacy)
         self.state.close_epoch(epoch, label, self.participants.passive)
-        self._trackers.epoch(epoch, self.state.step, self.state.train[epoch])
-        every = self.strategy.evaluate_every
+        self.trackers.epoch(epoch, self.state.step, self.state.train[epoch])
+        every, saved = self.strategy.evaluate_every, self.strategy.checkpoints.every
         last = bool(leaking) or epoch == self.epochs
         if every and (last or epoch % every == 0):
-            self._evaluate_epoch(epoch, bar)
-        if ended and (leaking or self._checkpoint_due()):
+            evaluate_epoch(self, epoch, bar)
+        if ended and (leaking or (saved and self.state.step % saved == 0)):
             self.checkpoint(step_tag(self.state.step))
         if leaking:  # not before a checkpoint: a resumed run goes on
             parties = ", ".join(leaking)
@@ -273,56 +283,6 @@ class Training:
             advice = self._checkpoints.advice()
             log(WARNING, "stopped: %s. %s", self.state.reason, advice)
             self.state.stopped = True
-
-    def _evaluate_epoch(self, epoch: int, bar: TrainingProgress) -> None:
-        state, stopping = self.state, self.strategy.early_stopping
-        held_out = [s for s in ("valid", "test") if self.participants.sizes[s]]
-        state.evaluate[epoch] = {split: self.evaluate(split) for split in held_out}
-        metrics = split_metrics(state.evaluate[epoch])
-        if self.evaluate_fn is not None:
-            found = self.evaluate_fn(epoch, ArrayRecord())
-            if found is not None:
-                state.server[epoch] = dict(found)
-        self._trackers.epoch(epoch, state.step, metrics)
-        main = MAIN_METRIC[self.participants.label.task]
-        shown = (stopping.metric if stopping is not None else None) or main
-        if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
-            bar.evaluated(name, metrics[name])
-        known = {"loss": state.train[epoch].get("loss", math.nan), **metrics}
-        listed = ", ".join(f"{k} {v:.4f}" for k, v in known.items())
-        log(INFO, "epoch %d: %s", epoch, listed)
-        if stopping is not None:
-            best = stopping.judge(state, metrics, main)
-            if best and stopping.restore_best:
-                state.best_tag = f"best-{state.step}"
-                self.checkpoint(state.best_tag)
-
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
-        metrics: dict[str, float] = {}
-        for reply in self._ask_about(Verb.EVALUATE, split):
-            metrics = reply.metrics or metrics
-        return metrics
-
-    def predict(self, split: str) -> list[Array]:
-        """Return the predictions for a split, part by part."""
-        replies = self._ask_about(Verb.PREDICT, split)
-        return [reply.arrays["predictions"] for reply in replies]
-
-    def _ask_about(self, verb: Verb, split: str) -> Iterable[Content]:
-        """Have a split embedded, part by part, and ask the label party about it."""
-        if split not in self.participants.sizes:
-            raise unknown_name("split", split, self.participants.sizes)
-        rows, label = self.participants.sizes[split], self.participants.label.name
-        step = self.state.step
-        for index in range(
-            count_batches(rows, self.strategy.evaluation_rows or max(rows, 1))
-        ):
-            requests = self._requests(config={"split": split}, index=index)
-            replies = self.messenger.ask(Verb.EMBED, requests, step)
-            embeddings = self._delivered(replies, step)
-            asked = Content({"split": split}, embeddings, index=index)
-            yield self.messenger.ask(verb, {label: asked}, step)[label]
 
     def checkpoint(self, tag: str) -> None:
         """Have every party write its part of a checkpoint; commit it with our own."""
@@ -342,14 +302,17 @@ class Training:
 
         The label party goes on with another `loss` of private labels, if one is named.
         """
-        part, contents = self._checkpoints.load(tag, self.messenger.nodes)
+        everyone = [self.participants.label.name, *self.participants.passive]
+        part, contents = self._checkpoints.load(tag, everyone)
         if loss:
             contents[self.participants.label.name].config["loss"] = loss
         replies = self.messenger.ask(Verb.RESTORE, contents)
         self._checkpoints.adopt(tag, part, replies)
-        self._delivered({})
+        self._gradients, self.gradient_step, self._labels = {}, 0, None
         self.defender.load_state_dict(part["defender"])
         self.state = RunState.from_state(part["run"])
+        if self.pipeline is not None:
+            self.pipeline.reset(self.state.step)
 
     def resume(self) -> None:
         """Go back to the newest step of which every party has an undamaged part."""
@@ -378,6 +341,7 @@ class Training:
         """Bring everyone back after a party came back without its memory."""
         self._rewinds.count(error, self.state.step)
         log(WARNING, "%s", error)
+        self.messenger.drop()
         self.participants = self.strategy.setup(self.messenger, reuse=True)
         try:
             self._go_back()
@@ -391,9 +355,9 @@ class Training:
             self.restore(self.state.best_tag)
             self.state = ended
         if self.strategy.leakage is not None and self.strategy.leakage.by_epoch:
-            found = {"train": self.evaluate("train")}  # what the model itself tells
+            found = {"train": evaluate(self, "train")}  # what the model itself tells
             self.state.evaluate.setdefault(max(self.state.train), {}).update(found)
         if self.strategy.checkpoints.keep_final:
             self.checkpoint(FINAL)
-        elif self._gradient_step:
+        elif self.gradient_step:
             self._tell_passive(Verb.BACKWARD)

@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError, PartyError, unknown_name
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.aggregation import AGGREGATIONS
+from flower_vfl.parties.local_updates import LocalUpdates
+from flower_vfl.protocol.codecs import Compression
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import to_tensor
 from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
+from .evaluation import predict, serve
 from .label_loss import choose_label_loss
 from .messenger import Messenger
 from .node_table import check_table
-from .serving import serve
-from .setup import Participants, setup
+from .setup import Participants, check_sealed, learning_rates, setup
 from .state import EvaluateFunction, VerticalResult
 from .stopping import EarlyStopping
 from .tracking import Tracker
@@ -61,9 +63,22 @@ class VerticalStrategy(Strategy):
     leakage : Leakage | None (default: None)
         Attacks on every gradient that leaves, measured where the defense runs, or at
         the label party where there is none; and a limit on what they may find.
+    compression : Compression | str (default: "")
+        Codecs of embeddings and gradients: ``"int8"`` for both, or one for each, as in
+        ``Compression(embeddings="int8", gradients="topk:keep=0.1")``; float32 by
+        default. See :class:`flower_vfl.strategies.Compression`.
+    local_steps : int | LocalUpdates (default: 1)
+        Updates of every party for each exchanged batch; all but the first use cached
+        embeddings and gradients. :class:`flower_vfl.strategies.LocalUpdates` also sets
+        the cache and the threshold.
     alignment : Alignment | str (default: "none")
         How the parties' ids are aligned before training: ``"psu"``, ``"psi"``,
         ``"none"``, or ``Alignment("psu", padding=100)``.
+    pipeline : int (default: 0)
+        Batches of the same epoch that the passive parties embed ahead of the gradients
+        that they have, so that a step need not wait for two round trips. The embedding
+        of step s is computed with the weights after step s - 1 - `pipeline`; 0 trains
+        exactly.
     sealed : bool (default: False)
         Whether embeddings and gradients are encrypted between the passive parties and
         the label party, so that the server relays what it cannot read. Needs pinned
@@ -123,7 +138,10 @@ class VerticalStrategy(Strategy):
         early_stopping: EarlyStopping | None = None,
         defense: Defense | DefenseLike = (),
         leakage: Leakage | None = None,
+        compression: Compression | str = "",
+        local_steps: int | LocalUpdates = 1,
         alignment: Alignment | str = "none",
+        pipeline: int = 0,
         sealed: bool = False,
         checkpoints: Checkpoints | None = None,
         parties: int | None = None,
@@ -143,6 +161,7 @@ class VerticalStrategy(Strategy):
             "retries": retries,
             "threads": threads,
             "evaluation_rows": evaluation_rows,
+            "pipeline": pipeline,
         }
         for name, number in numbers.items():
             if number < 0:
@@ -152,18 +171,24 @@ class VerticalStrategy(Strategy):
         self.batch_size = batch_size
         self.seed = seed
         self.aggregation = aggregation
-        self.rates = _rates(learning_rate)
+        self.rates = learning_rates(learning_rate)
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
         self.evaluate_every = evaluate_every
         self.early_stopping = early_stopping
         self.defense = defense if isinstance(defense, Defense) else Defense(defense)
         self.leakage = leakage
+        if isinstance(compression, str):
+            compression = Compression(compression, compression)
+        self.compression = compression
+        if isinstance(local_steps, int):
+            local_steps = LocalUpdates(local_steps)
+        self.local_updates = local_steps
         if isinstance(alignment, str):
             alignment = Alignment(alignment)
         self.alignment = alignment
-        self.sealed = sealed
+        self.pipeline, self.sealed = pipeline, sealed
         if sealed:
-            _check_sealed(self.defense, leakage)
+            check_sealed(self.defense, leakage)
         self.checkpoints = checkpoints or Checkpoints()
         self.parties = parties
         self.nodes = dict(nodes or {})
@@ -186,6 +211,7 @@ class VerticalStrategy(Strategy):
         log(INFO, "\t├──> aggregation: %s", self.aggregation or "the label party's")
         log(INFO, "\t├──> alignment: %s", self.alignment.method)
         log(INFO, "\t├──> sealed: %s", "yes" if self.sealed else "no")
+        log(INFO, "\t├──> codecs: %s", str(self.compression) or "none")
         log(INFO, "\t├──> held out (unless the data says): %s", fraction)
         log(INFO, "\t└──> defenses: %s", defenses)
 
@@ -307,6 +333,12 @@ class VerticalStrategy(Strategy):
             aggregation=self.aggregation or "",
             leakage="" if self.leakage is None else self.leakage.to_text(),
             sealed=self.sealed,
+            pipeline=self.pipeline,
+            compress_embeddings=self.compression.embeddings,
+            compress_gradients=self.compression.gradients,
+            local_steps=self.local_updates.steps,
+            local_cache=self.local_updates.cache,
+            local_threshold=self.local_updates.threshold,
         )
         defense = self.defense
         if defense.noise_seed is not None:
@@ -325,7 +357,7 @@ class VerticalStrategy(Strategy):
         split : str (default: "test")
             ``"train"``, ``"valid"`` or ``"test"``.
         """
-        parts = [to_tensor(part).numpy() for part in self._running().predict(split)]
+        parts = [to_tensor(part).numpy() for part in predict(self._running(), split)]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
     def serve(self, party: str, hide: int = 0) -> None:
@@ -344,8 +376,7 @@ class VerticalStrategy(Strategy):
             Rows of the batch that each row hides in. 0 sends embeddings alone, for one
             passive party and a label party without features.
         """
-        training = self._running()
-        serve(training.messenger, training.participants, party, hide)
+        serve(self._running(), party, hide)
 
     def _running(self) -> Training:
         if self._training is None:
@@ -361,31 +392,3 @@ class VerticalStrategy(Strategy):
 
     configure_train = aggregate_train = _not_in_rounds
     configure_evaluate = aggregate_evaluate = _not_in_rounds
-
-
-def _check_sealed(defense: Defense, leakage: Leakage | None) -> None:
-    """Refuse what needs a server that can read gradients or labels."""
-    if defense.transforms and defense.at == "strategy":
-        raise ConfigError(
-            "in a sealed run the server cannot change gradients: have the label party "
-            'apply the defense, Defense(..., at="label") (defense-at="label" in the '
-            "run config)"
-        )
-    if leakage is not None and leakage.probes:
-        raise ConfigError(
-            "passive parties measure layers and membership and report them to the "
-            "server: remove these, or measure them in a simulation without sealing"
-        )
-
-
-def _rates(rate: float | Mapping[str, float] | None) -> dict[str, float]:
-    """Return learning rates by party name, ``"*"`` for the others."""
-    if rate is None:
-        return {}
-    rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
-    for name, value in rates.items():
-        if not value > 0.0:
-            raise ConfigError(
-                f"the learning rate of '{name}' must be positive: {value}"
-            )
-    return rates

@@ -26,34 +26,41 @@ COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
 
 @dataclass(frozen=True)
 class Original:
-    """A gradient, scaled and sorted for comparisons with candidates."""
+    """A gradient with what a comparison with candidates needs."""
 
     rows: Tensor
-    unit: float
-    order: Tensor
-    positions: Tensor
+    unit: float  # of the entries; 1 unless their squares would vanish or overflow
     entries: Tensor
+    ends: tuple[float, float]
+    order: Tensor
+    mean: float
+    std: float
+    variances: Tensor  # of the columns, plus 1e-12
 
     @classmethod
-    def of(cls, rows: Tensor, by_rank: bool = True) -> Original:
+    def of(cls, rows: Tensor) -> Original:
         """Prepare a gradient."""
-        flat = rows.reshape(-1)
-        unit = max(float(flat.abs().max()), torch.finfo(rows.dtype).tiny)
-        order = ascending(flat)
-        positions = order if by_rank else torch.arange(len(flat), device=flat.device)
-        return cls(rows, unit, order, positions, flat[positions] / unit)
+        low, high = (float(end) for end in torch.aminmax(rows))
+        largest = max(-low, high, torch.finfo(rows.dtype).tiny)
+        unit = 1.0 if 1e-9 < largest < 1e9 else largest
+        entries = rows if unit == 1.0 else rows / unit
+        means = entries.mean(dim=0)
+        centred = entries - means
+        # The mean of a constant column is rounded, so the centred one has a mean too.
+        rest = centred.mean(dim=0).square_()
+        squares = centred.square_().mean(dim=0).sub_(rest).clamp_min_(0.0).double()
+        means = means.double()
+        mean = float(means.mean())
+        std = math.sqrt(float((squares + (means - mean).square_()).mean()))
+        # Added in the same unit, and neither zero nor infinite there.
+        squares += min(max(COVARIANCE_FLOOR / unit / unit, 1e-30), 1e30)
+        flat, ends = entries.reshape(-1), (low / unit, high / unit)
+        order = ascending(rows.reshape(-1))
+        return cls(rows, unit, flat, ends, order, mean, std, squares)
 
-    @property
-    def by_rank(self) -> bool:
-        """Whether entries are compared from the smallest to the largest."""
-        return self.positions is self.order
-
-    def variances(self) -> Tensor:
-        """Return the variance of the column of each entry, plus 1e-12."""
-        columns = (self.rows / self.unit).var(dim=0, correction=0)
-        # In the same unit, and small enough for an inverse in single precision.
-        floor = min(max(COVARIANCE_FLOOR / self.unit / self.unit, 1e-30), 1e30)
-        return columns.add_(floor)[self.positions % self.rows.shape[1]]
+    def placed(self, ranked: Tensor) -> Tensor:
+        """Return numbers from the smallest to the largest in the order of entries."""
+        return torch.empty_like(ranked).scatter_(0, self.order, ranked)
 
 
 class Substitute(NamedTuple):
@@ -65,18 +72,18 @@ class Substitute(NamedTuple):
 
 
 def ascending(entries: Tensor) -> Tensor:
-    """Return the positions of entries by size, equal entries in their order."""
-    small = entries.dtype == torch.float32 and len(entries) <= 2**31
+    """Return the positions of entries by size; how ties are ordered is fixed."""
+    small = entries.dtype == torch.float32 and len(entries) <= 2**29
     if entries.device.type != "cpu" or not small:
         return torch.sort(entries, stable=True).indices
-    # The bits of floats, read as integers, have the order of the floats if those of
-    # negative ones are inverted. With the position in the lower bits, a plain sort of
-    # integers is a stable sort of the floats, several times as fast.
-    bits = (entries + 0.0).numpy().view(np.int32).astype(np.int64)
-    bits ^= (bits >> 63) & 0x7FFFFFFF
-    keys = (bits << 32) | np.arange(len(bits))
+    # A single as a double has 29 bits to spare. With the position in them, one sort of
+    # numbers gives the order, several times as fast as an argsort.
+    keys = entries.double().numpy()
+    positions = keys.view(np.int64)
+    positions |= np.arange(len(keys))
     keys.sort()
-    return torch.from_numpy(keys & 0x7FFFFFFF)
+    positions &= 2**29 - 1
+    return torch.from_numpy(positions)
 
 
 def by_size(entries: Tensor) -> Tensor:
@@ -86,6 +93,54 @@ def by_size(entries: Tensor) -> Tensor:
     return entries.sort().values
 
 
+def exponential(stream: Noise, count: int, dtype: torch.dtype) -> Tensor:
+    """Return numbers from the exponential distribution, negated."""
+    smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
+    return stream.signed(count, dtype).abs_().clamp_min_(smallest).log_()
+
+
+def ascending_uniform(stream: Noise, shape: tuple[int], dtype: torch.dtype) -> Tensor:
+    """Return a sorted sample of numbers from 0 to 1, without a sort.
+
+    Partial sums of n + 1 exponential numbers, divided by the sum of all, have the
+    distribution of a sorted sample of n numbers (Devroye, Non-Uniform Random Variate
+    Generation, chapter V.3).
+    """
+    sums = exponential(stream, shape[0] + 1, dtype).cumsum_(0)
+    return sums[:-1].div_(float(sums[-1]))
+
+
+def ascending_normal(stream: Noise, shape: tuple[int], dtype: torch.dtype) -> Tensor:
+    """Return a sorted sample of standard normal numbers: quantiles of a uniform one."""
+    steps = exponential(stream, shape[0] + 1, dtype)
+    # A probability next to 1 has few digits: each tail is summed from its end.
+    tail = shape[0] // 128 + 1
+    high = steps[-tail:].flip(0).cumsum(0)
+    sums = steps.cumsum_(0)
+    total = float(sums[-1])
+    low = sums[:tail].double() / total
+    found = sums[:-1].mul_(2.0 / total).sub_(1.0).erfinv_().mul_(math.sqrt(2.0))
+    found[:tail] = torch.special.ndtri(low)
+    found[-tail:] = torch.special.ndtri(high.double().div_(total)).neg_().flip(0)
+    drawn = found.numpy()  # torch compares several times as slowly
+    swapped = (drawn[1:] < drawn[:-1]).any()  # by rounding
+    return by_size(found) if swapped else found
+
+
+def sample(original: Original, stream: Noise, draw: Draw, ordered: bool) -> Tensor:
+    """Return one number per entry, from the smallest to the largest or unordered."""
+    entries, count = original.entries, len(original.entries)
+    dtype, device = entries.dtype, entries.device
+    if draw == "entries":
+        uniform = ascending_uniform if ordered else Noise.uniform
+        places = uniform(stream, (count,), dtype).mul_(count).long()
+        positions = places.clamp_max_(count - 1).to(device)
+        return entries[original.order[positions]]
+    normal = ascending_normal if ordered else Noise.normal
+    drawn = normal(stream, (count,), dtype).to(device)
+    return drawn.mul_(original.std).add_(original.mean).clamp_(*original.ends)
+
+
 def search(
     original: Original,
     score: Callable[[Tensor], float],
@@ -93,31 +148,25 @@ def search(
     max_attempts: int,
     stream: Noise,
     draw: Draw = "normal",
+    literal: bool = False,
 ) -> Substitute:
     """Sample a similar gradient: the first with a score of at most τ, or the best."""
-    entries = original.entries
-    std, mean = torch.std_mean(entries, correction=0)
-    ends = [float(end) for end in torch.aminmax(entries)]
-    best, lowest, attempts = entries, math.inf, 0
+    best, lowest, attempts = original.entries, math.inf, 0
     for attempts in range(1, max_attempts + 1):
-        if draw == "entries":
-            places = stream.uniform(entries.shape).mul_(len(entries)).long()
-            candidate = entries[places.clamp_max_(len(entries) - 1).to(entries.device)]
-        else:
-            drawn = stream.normal(entries.shape, entries.dtype).to(entries.device)
-            candidate = drawn.mul_(std).add_(mean).clamp_(*ends)
-        if original.by_rank:
-            candidate = by_size(candidate)
+        candidate = sample(original, stream, draw, ordered=not literal)
+        if not literal:
+            candidate = original.placed(candidate)
         found = score(candidate)
         if attempts == 1 or found < lowest:
             best, lowest = candidate, found
         if lowest <= tau:
             break
-    ranked = best if original.by_rank else by_size(best)
-    rows = torch.empty_like(ranked)
-    rows[original.order] = ranked.mul(original.unit)
-    rows.clamp_(*(float(end) for end in torch.aminmax(original.rows)))
-    return Substitute(rows.reshape(original.rows.shape), attempts, lowest)
+    if literal:
+        best = original.placed(by_size(best))
+    if original.unit != 1.0:
+        ends = [float(end) for end in torch.aminmax(original.rows)]
+        best = best.mul(original.unit).clamp_(*ends)
+    return Substitute(best.reshape(original.rows.shape), attempts, lowest)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -129,9 +178,9 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def mahalanobis(a: Tensor, b: Tensor, variances: Tensor) -> float:
-    """Return the Mahalanobis distance with a diagonal covariance, divided by √n."""
-    squares = (a - b).square_().div_(variances)
-    return math.sqrt(float(squares.mean(dtype=torch.float64)))
+    """Return the distance for the variances of the columns, divided by √n."""
+    squares = (a - b).square_().reshape(-1, len(variances)).mean(dim=0)
+    return math.sqrt(float((squares.double() / variances).mean()))
 
 
 def sgsub(
@@ -151,16 +200,15 @@ def sgsub(
     W_cos·(1 − cos) + W_M·D_M/√n, with D_M the Mahalanobis distance for the variances of
     the columns (plus 1e-12).
     """
-    original = Original.of(rows, by_rank=not literal)
-    variances = original.variances()
+    original = Original.of(rows)
 
     def score(candidate: Tensor) -> float:
         alike = cosine(candidate, original.entries)
         turned = alike if literal else max(1.0 - alike, 0.0)
-        distance = mahalanobis(candidate, original.entries, variances)
+        distance = mahalanobis(candidate, original.entries, original.variances)
         return w_cos * turned + w_m * distance
 
-    return search(original, score, tau, max_attempts, stream, draw)
+    return search(original, score, tau, max_attempts, stream, draw, literal)
 
 
 def flsg(

@@ -84,6 +84,27 @@ def test_one_process(unsealed: Outcome, tmp_path: Path) -> None:
         ]
 
 
+def test_several_batches_under_way(tmp_path: Path) -> None:
+    """In one process, and where only the node state survives, after a power cut."""
+    found = []
+    grids: list[Callable[[Path], Grid]] = [
+        sealed_grid,
+        lambda folder: StatelessGrid(sealed_app(), 3, {"state-dir": str(folder)}),
+    ]
+    for number, make in enumerate(grids):
+        folder, sealed = tmp_path / str(number), number > 0
+        saved = Checkpoints(every=2, keep_final=True, folder=folder)
+        given = {"pipeline": 2, "batch_size": 6, "checkpoints": saved}
+        if sealed:
+            with pytest.raises(PowerCutError):
+                cut = cut_at(make(folder), Verb.TRAIN_STEP, 4)
+                strategy(sealed, **given).start(cut, num_rounds=EPOCHS)
+        made = strategy(sealed, **given)
+        result = made.start(make(folder), num_rounds=EPOCHS, resume=sealed)
+        found.append([final_states(folder), losses(result), scores(result)])
+    assert_equal(*found)
+
+
 @pytest.mark.parametrize(
     "choose",
     [

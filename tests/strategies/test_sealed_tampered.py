@@ -65,13 +65,14 @@ class Server:
 
     def __call__(self, asked: Sequence[tuple[Message, Content]]) -> None:
         wanted = Verb.TRAIN_STEP if self.kind == "embeddings" else Verb.FORWARD
-        if asked[0][0].metadata.message_type != wanted:
+        found = [c for m, c in asked if m.metadata.message_type == wanted]
+        if not found:
             return
         if self.kind == "embeddings":
-            content = asked[0][1]
+            [content] = found
             content.arrays = self.tampered(dict(content.arrays), content.step)
             return
-        contents = dict(zip(PASSIVE, (content for _, content in asked), strict=True))
+        contents = dict(zip(PASSIVE, found, strict=True))
         if not contents["passive-1"].gradient_step:
             return
         gradients = {name: c.arrays[GRADIENT] for name, c in contents.items()}
@@ -87,10 +88,10 @@ class Server:
         return self.attack(arrays, before)
 
 
-def run(grid: Grid, tamper: Any, sealed: bool = True) -> None:
+def run(grid: Grid, tamper: Any, sealed: bool = True, **options: Any) -> None:
     # All batches of one size, so that what is repeated has the right shape.
     given = {"batch_size": 12, "evaluate_every": 0, "checkpoints": Checkpoints()}
-    made = strategy(sealed, **given)
+    made = strategy(sealed, **{**given, **options})
     made.start(TamperingGrid(grid, tamper), num_rounds=EPOCHS)
 
 
@@ -110,6 +111,38 @@ def test_a_server_that_tampers_is_noticed(
     assert error.party == ("passive-1" if kind == "embeddings" else "label")
     if not (name == "drop" and kind == "embeddings"):
         assert "The server, or that party" in error.remedy
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "gradients"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_server_that_tampers_is_noticed_with_several_batches_under_way(
+    name: str, kind: str
+) -> None:
+    """What is repeated answers an embedding that was answered before."""
+    server = Server(kind, ATTACKS[name])
+    with sealed_grid() as grid, pytest.raises(PartyError) as caught:
+        run(grid, server, batch_size=4, pipeline=2)
+    assert server.done == 1
+    assert caught.value.step == STEP
+    assert caught.value.party == ("passive-1" if kind == "embeddings" else "label")
+
+
+def test_a_server_that_reorders_gradients_is_noticed() -> None:
+    """The gradient of the next step arrives under the number of this one."""
+    later: dict[int, Array] = {}
+
+    def tamper(asked: Sequence[tuple[Message, Content]]) -> None:
+        for message, content in asked:
+            if message.metadata.dst_node_id == 2 and GRADIENT in content.arrays:
+                later[content.gradient_step] = content.arrays[GRADIENT]
+                if content.gradient_step == STEP:
+                    content.arrays = {}
+                if content.gradient_step == STEP + 1:
+                    content.gradient_step = STEP
+
+    with sealed_grid() as grid, pytest.raises(PartyError) as caught:
+        run(grid, tamper, batch_size=4, pipeline=2)
+    assert (caught.value.party, caught.value.step) == ("label", STEP)
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "gradients"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.spatial import distance
-from scipy.stats import rankdata
+from scipy.stats import beta, kstest, norm, rankdata
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from flower_vfl.strategies.defenses.sgsub import (
     FLSG,
     SGSub,
     ascending,
+    ascending_normal,
+    ascending_uniform,
     by_size,
     flsg,
     sgsub,
@@ -40,17 +42,53 @@ def gradient(rows: int = 6, columns: int = 3, seed: int = 0) -> Tensor:
     return drawn.pow(3).mul(1e-3).add(2e-4)  # skewed by the mean, with heavy tails
 
 
-def candidates(rows: Tensor, number: int, seed: int) -> list[NDArray[np.float64]]:
-    """Return the sampled numbers of the first attempts, in no order."""
+def candidates(
+    rows: Tensor, number: int, seed: int, literal: bool = False
+) -> list[NDArray[np.float64]]:
+    """Return the sampled numbers of the first attempts, in ascending order or not."""
     flat, source = rows.numpy().reshape(-1), stream(seed)
+
+    def drawn() -> NDArray[np.float64]:
+        if literal:
+            return source.normal((flat.size,), rows.dtype).numpy()
+        sums = -np.log(np.abs(source.signed(flat.size + 1, rows.dtype).numpy()))
+        return norm.ppf(sums.cumsum()[:-1] / sums.sum())
+
     return [
-        np.clip(
-            source.normal((flat.size,), rows.dtype).numpy() * flat.std() + flat.mean(),
-            flat.min(),
-            flat.max(),
-        )
+        np.clip(drawn() * flat.std() + flat.mean(), flat.min(), flat.max())
         for _ in range(number)
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_order_statistics_are_those_of_sorted_samples(dtype: torch.dtype) -> None:
+    """Each one of 9 has a beta distribution of probabilities (exact, not sampled)."""
+    source, size = stream(), 9
+    normal = [ascending_normal(source, (size,), dtype).numpy() for _ in range(2000)]
+    uniform = [ascending_uniform(source, (size,), dtype).numpy() for _ in range(2000)]
+    for drawn in (norm.cdf(np.stack(normal)), np.stack(uniform)):
+        assert (np.diff(drawn, axis=1) >= 0).all()
+        for place in range(size):
+            exact = beta(place + 1, size - place).cdf
+            assert kstest(drawn[:, place], exact).pvalue > 1e-4
+        # and two together: the smallest and the largest
+        spread = drawn[:, -1] - drawn[:, 0]
+        assert kstest(spread, beta(size - 1, 2).cdf).pvalue > 1e-4
+
+
+def test_the_tails_of_a_long_sample() -> None:
+    """Single precision has no digits next to 1: probabilities of 1e-6 survive it."""
+    size, source = 2**18, stream(1)
+    lowest, highest = [], []
+    for _ in range(60):
+        found = ascending_normal(source, (size,), torch.float32).double().numpy()
+        assert (np.diff(found) >= 0).all()
+        lowest.append(norm.cdf(found[2]))
+        highest.append(norm.sf(found[-3]))
+    for tail in (lowest, highest):
+        assert kstest(tail, beta(3, size - 2).cdf).pvalue > 1e-3
+    assert kstest(found, "norm").pvalue > 1e-3
+    assert found.std() == pytest.approx(1.0, abs=0.01)
 
 
 def reordered(sample: NDArray[np.float64], rows: Tensor) -> NDArray[np.float64]:
@@ -81,7 +119,7 @@ def test_the_first_candidate_and_its_score(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_literal_score_is_taken_before_the_order(seed: int) -> None:
     rows = gradient(seed=seed)
-    (sample,) = candidates(rows, 1, seed)
+    (sample,) = candidates(rows, 1, seed, literal=True)
     turned, far = distances(sample, rows)
     found = sgsub(rows, stream(seed), 0.3, 0.9, math.inf, literal=True)
     assert found.score == pytest.approx(0.3 * (1 - turned) + 0.9 * far, rel=1e-9)
@@ -93,13 +131,13 @@ def test_the_literal_score_is_taken_before_the_order(seed: int) -> None:
 def test_the_first_good_one_is_taken_and_else_the_best(literal: bool) -> None:
     rows = gradient(seed=8)
     scores = []
-    for sample in candidates(rows, 20, seed=4):
+    for sample in candidates(rows, 20, 4, literal):
         turned, far = distances(sample if literal else reordered(sample, rows), rows)
         scores.append(0.5 * (1 - turned if literal else turned) + 0.5 * far)
     found = sgsub(rows, stream(4), 0.5, 0.5, tau=-10.0, literal=literal)
     assert found.attempts == 20
     assert found.score == pytest.approx(min(scores), rel=1e-9)
-    best = candidates(rows, 20, seed=4)[int(np.argmin(scores))]
+    best = candidates(rows, 20, 4, literal)[int(np.argmin(scores))]
     expected = reordered(best, rows)
     assert np.allclose(found.rows.numpy().reshape(-1), expected, rtol=1e-12)
     tau = min(scores[:5]) - 1e-9  # the first five are not good enough
@@ -139,9 +177,10 @@ def test_orders(dtype: torch.dtype, size: int) -> None:
     entries[-1] = torch.finfo(dtype).tiny / 4  # a denormal
     if size > 2:
         entries[-3:-1] = torch.tensor([-1, 1]) * torch.finfo(dtype).max
-    expected = torch.sort(entries, stable=True)
-    assert ascending(entries).equal(expected.indices)
-    assert by_size(entries).equal(expected.values)
+    order = ascending(entries)
+    assert order.sort().values.equal(torch.arange(size))
+    assert entries[order].equal(torch.sort(entries).values)
+    assert by_size(entries).equal(torch.sort(entries).values)
 
 
 @pytest.mark.parametrize("transform", [SGSub(), SGSub(literal=True), FLSG()])

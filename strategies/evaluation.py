@@ -1,0 +1,113 @@
+"""How a run is evaluated, and what it predicts, for itself or for a passive party."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from logging import INFO
+from typing import TYPE_CHECKING, cast
+
+from flwr.app import Array, ArrayRecord
+from flwr.supercore import log
+
+from flower_vfl.errors import ConfigError, check_name, unknown_name
+from flower_vfl.metrics import MAIN_METRIC
+from flower_vfl.parties.schedule import count_batches
+from flower_vfl.protocol.config import Value
+from flower_vfl.protocol.messages import Content, Verb
+
+from .progress import TrainingProgress
+from .state import split_metrics
+
+if TYPE_CHECKING:
+    from .training import Training
+
+
+def evaluate_epoch(training: Training, epoch: int, bar: TrainingProgress) -> None:
+    """Evaluate the held-out rows after an epoch, and judge whether to stop early."""
+    state, stopping = training.state, training.strategy.early_stopping
+    sizes = training.participants.sizes
+    held_out = [s for s in ("valid", "test") if sizes[s]]
+    state.evaluate[epoch] = {split: evaluate(training, split) for split in held_out}
+    metrics = split_metrics(state.evaluate[epoch])
+    if training.evaluate_fn is not None:
+        found = training.evaluate_fn(epoch, ArrayRecord())
+        if found is not None:
+            state.server[epoch] = dict(found)
+    training.trackers.epoch(epoch, state.step, metrics)
+    main = MAIN_METRIC[training.participants.label.task]
+    shown = (stopping.metric if stopping is not None else None) or main
+    if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
+        bar.evaluated(name, metrics[name])
+    known = {"loss": state.train[epoch].get("loss", math.nan), **metrics}
+    listed = ", ".join(f"{k} {v:.4f}" for k, v in known.items())
+    log(INFO, "epoch %d: %s", epoch, listed)
+    if stopping is not None:
+        best = stopping.judge(state, metrics, main)
+        if best and stopping.restore_best:
+            state.best_tag = f"best-{state.step}"
+            training.checkpoint(state.best_tag)
+
+
+def evaluate(training: Training, split: str) -> dict[str, float]:
+    """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
+    metrics: dict[str, float] = {}
+    for reply in _ask_about(training, Verb.EVALUATE, split):
+        metrics = reply.metrics or metrics
+    return metrics
+
+
+def predict(training: Training, split: str) -> list[Array]:
+    """Return the predictions for a split, part by part."""
+    replies = _ask_about(training, Verb.PREDICT, split)
+    return [reply.arrays["predictions"] for reply in replies]
+
+
+def _ask_about(training: Training, verb: Verb, split: str) -> Iterable[Content]:
+    """Have a split embedded, part by part, and ask the label party about it."""
+    participants, messenger = training.participants, training.messenger
+    if split not in participants.sizes:
+        raise unknown_name("split", split, participants.sizes)
+    if training.pipeline is not None:
+        training.pipeline.settle()
+    rows, label = participants.sizes[split], participants.label.name
+    size, step = training.strategy.evaluation_rows, training.state.step
+    for index in range(count_batches(rows, size or max(rows, 1))):
+        requests = training.requests(config={"split": split}, index=index)
+        replies = messenger.ask(Verb.EMBED, requests, step)
+        embeddings = training.embeddings(replies, step)
+        asked = Content({"split": split}, embeddings, index=index)
+        yield messenger.ask(verb, {label: asked}, step)[label]
+
+
+def serve(training: Training, party: str, hide: int) -> None:
+    """Have the label party answer what a passive party asks."""
+    messenger, participants = training.messenger, training.participants
+    passive, label = participants.passive, participants.label
+    check_name("passive party", party, passive)
+    if not hide and (len(passive) > 1 or label.shape):
+        raise ConfigError(
+            "other parties also have features and must know the rows: hide the row in "
+            "a batch, for example with hide=100"
+        )
+
+    def ask(name: str, content: Content) -> Content:
+        return messenger.ask(Verb.SERVE, {name: content})[name]
+
+    def predict(embeddings: Mapping[str, Array], number: int) -> Array:
+        config: dict[str, Value] = {"stage": "predict", "batch": number, "hide": hide}
+        config["party"] = party  # whom the predictions are for
+        return ask(label.name, Content(config, embeddings)).arrays["predictions"]
+
+    asked = ask(party, Content({"stage": "ask", "hide": hide}))
+    found: dict[str, Array] = {}
+    if hide:
+        for number in cast(list[int], asked.config["batches"]):
+            where: dict[str, Value] = {"stage": "embed", "batch": number, "hide": hide}
+            requests = {name: Content(dict(where)) for name in passive}
+            replies = messenger.ask(Verb.SERVE, requests)
+            embeddings = {name: reply.arrays[name] for name, reply in replies.items()}
+            found[str(number)] = predict(embeddings, number)
+    elif asked.arrays:
+        found["predictions"] = predict(asked.arrays, 0)
+    ask(party, Content({"stage": "tell", "hide": hide}, found))
