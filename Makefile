@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
+# The tests start many processes, which would all compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
 # In the order of tests/conftest.py: what takes long comes first.
 WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 

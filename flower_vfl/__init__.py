@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         defended_grid,
         defense_mod,
         fit,
+        record_grid,
+        record_mod,
     )
     from flower_vfl.transform import Batch, GradientTransform
 
@@ -53,7 +55,10 @@ _LAZY = {
     "protocol.client_app": ("vertical_client_app",),
     "randomness": ("Noise",),
     "simulations.estimators": ("VerticalClassifier", "VerticalRegressor"),
-    "strategies": ("VerticalStrategy", "defended_grid", "defense_mod", "fit"),
+    "strategies": ("VerticalStrategy", "fit"),
+    "strategies.adapters.defended_grid": ("defended_grid",),
+    "strategies.adapters.defense_mod": ("defense_mod",),
+    "strategies.adapters.recording": ("record_grid", "record_mod"),
     "transform": ("Batch", "GradientTransform"),
 }
 
@@ -84,6 +89,8 @@ __all__ = [
     "defense_mod",
     "fit",
     "in_process",
+    "record_grid",
+    "record_mod",
     "resident",
     "vertical_client_app",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, PartyError
 
 if TYPE_CHECKING:
+    from flower_vfl.protocol.codecs import Codec
     from flower_vfl.transform import Batch
 
 
@@ -30,19 +31,19 @@ def row_norms(rows: Tensor) -> Tensor:
     Single precision is many times faster than double, so the norms are computed again
     only where squares may have vanished or overflowed. Then they are doubles.
     """
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
     if not rows.numel():
         return norms
     low, high = (float(end) for end in torch.aminmax(norms))
     if low >= 1e-15 and high <= 1e15:  # squares neither vanished nor overflowed
         return norms
     if rows.dtype != torch.float64:
-        wide: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        wide: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
         return wide
-    largest = rows.abs().amax(dim=1, keepdim=True)
+    largest = rows.abs().amax(dim=-1, keepdim=True)
     largest = largest.clamp_min(torch.finfo(rows.dtype).tiny)
-    norms = torch.linalg.vector_norm(rows / largest, dim=1)
-    return norms * largest.squeeze(1)
+    norms = torch.linalg.vector_norm(rows / largest, dim=-1)
+    return norms * largest.squeeze(-1)
 
 
 def check_finite(
@@ -64,6 +65,7 @@ def received_embeddings(
     shapes: Mapping[str, tuple[int, ...]],
     rows: int,
     device: torch.device,
+    codec: Codec | None,
     step: int | None,
 ) -> dict[str, Tensor]:
     """Return the parties' embeddings on a device, in order, or name the wrong one."""
@@ -73,6 +75,8 @@ def received_embeddings(
         if name not in embeddings:
             raise PartyError(name, "its embedding is missing", remedy, step)
         part = embeddings[name]
+        if codec is not None:
+            part = codec.read(part, shape, name, "its embedding", step)
         if part.shape != (rows, *shape):
             raise PartyError(
                 name,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import LIMIT, Leakage, LeakageMonitor
+from flower_vfl.protocol.codecs import Encoder
 from flower_vfl.randomness import Noise, draw_secret, tensor_digest
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
@@ -167,16 +168,22 @@ def apply_in_order(
 
 
 class Defender:
-    """Transforms the gradient of every party, and measures what is left to find."""
+    """Transforms the gradient of every party, and measures what is left to find.
+
+    With an encoder, the transformed gradients leave encoded, and what the receivers
+    decode is measured.
+    """
 
     def __init__(
         self,
         transforms: Sequence[GradientTransform] = (),
         seed: int | None = None,
         monitor: LeakageMonitor | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.transforms = list(transforms)
         self.monitor = monitor
+        self.encoder = encoder
         raising = monitor is not None and monitor.settings.action == "raise"
         if raising and not any(_adjustable(t) for t in self.transforms):
             raise ConfigError(
@@ -186,10 +193,11 @@ class Defender:
         self.seed = 0  # nothing draws from it
         if self.transforms:
             self.seed = draw_secret() if seed is None else seed
-        self.idle = not self.transforms and monitor is None
+        self.idle = not self.transforms and monitor is None and encoder is None
         self.sees_embeddings = any(map(sees_embeddings, self.transforms))
         by_monitor = monitor is not None and monitor.needs_rows
-        self.needs_rows = self.sees_embeddings or by_monitor  # see Seen
+        by_encoder = encoder is not None and encoder.codec.feedback
+        self.needs_rows = self.sees_embeddings or by_monitor or by_encoder  # see Seen
 
     @property
     def requires_labels(self) -> bool:
@@ -210,8 +218,9 @@ class Defender:
         last: bool = False,
         true_labels: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
-        """Return what each party gets, and what was measured with the true labels."""
-        defended: dict[str, Tensor] = {}
+        """Return what leaves for each party, and what was measured with true labels."""
+        defended: dict[str, Tensor] = {}  # as the party trains on it
+        leaving: dict[str, Tensor] = {}
         measured: list[Measurement] = []
         for party, gradient in gradients.items():
             batch = Batch(party, step, self.seed, labels, epoch)
@@ -222,7 +231,14 @@ class Defender:
             copy = gradient.clone() if self.transforms else gradient
             result = apply_in_order(self.transforms, copy, batch)
             if result is not None:
-                defended[party] = result
+                defended[party] = leaving[party] = result
+                if self.encoder is not None:
+                    at = party, step, None if seen is None else seen.rows
+                    leaving[party] = encoded = self.encoder.encode(result, *at)
+                    if self.encoder.codec.feedback:  # a bound of one step says nothing
+                        batch.metrics.pop(AUC_BOUND, None)  # about a sum of several
+                    read = result.shape[1:], party, "its gradient", step
+                    defended[party] = self.encoder.codec.read(encoded, *read)
             measured += [
                 Measurement(name, value, step, party)
                 for name, value in batch.metrics.items()
@@ -237,7 +253,7 @@ class Defender:
             else:
                 measured += self.monitor.outstanding() + self.monitor.measure(*given)
             self._consider_raising(self.monitor.settings, measured)
-        return defended, measured
+        return leaving, measured
 
     def _consider_raising(
         self, settings: Leakage, measured: Sequence[Measurement]
@@ -252,7 +268,10 @@ class Defender:
         """Return the state of every transform, and the secret of the noise."""
         states = [transform.state_dict() for transform in self.transforms]
         monitor = {} if self.monitor is None else self.monitor.state_dict()
-        return {"transforms": states, "seed": f"{self.seed:x}", "monitor": monitor}
+        found = {"transforms": states, "seed": f"{self.seed:x}", "monitor": monitor}
+        if self.encoder is not None:
+            found["encoder"] = self.encoder.state_dict()
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -267,6 +286,8 @@ class Defender:
         self.seed = int(state["seed"], 16)
         if self.monitor is not None:
             self.monitor.load_state_dict(state["monitor"])
+        if self.encoder is not None:
+            self.encoder.load_state_dict(state.get("encoder", {}))
 
 
 def _adjustable(transform: GradientTransform) -> bool:

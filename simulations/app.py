@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Context
@@ -14,9 +14,8 @@ from flwr.supercore import log
 from flwr.supercore.constant import TaskType
 
 from flower_vfl.alignment import AlignmentSettings
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
-from flower_vfl.grids.resident.settings import WIRE_DTYPES
 from flower_vfl.metrics import METRICS
 from flower_vfl.parties.checkpoints import DirectoryStore, open_store, writing
 from flower_vfl.parties.label import LabelParty
@@ -27,6 +26,7 @@ from flower_vfl.protocol.replay import node_name, node_role
 from flower_vfl.strategies import (
     Alignment,
     Checkpoints,
+    Compression,
     Defense,
     EarlyStopping,
     Placement,
@@ -47,7 +47,6 @@ from .plugins import load_plugins
 from .results import result_document, save_result
 
 server_app = ServerApp()
-_WireType = Literal["float16", "bfloat16"]
 _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
 
 
@@ -151,7 +150,10 @@ def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalSt
             keep_final=bool(config.out),
             folder=config.state_dir or None,
         ),
+        pipeline=config.pipeline,
         sealed=config.sealed,
+        compression=Compression(config.compress_embeddings, config.compress_gradients),
+        local_steps=config.local_steps,
         alignment=Alignment(
             config.alignment, group=config.group, padding=config.padding
         ),
@@ -242,8 +244,6 @@ def main(grid: Grid, context: Context) -> None:
 
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
     """Return a grid that keeps the parties in memory."""
-    if config.wire_dtype not in ("", *WIRE_DTYPES):
-        raise unknown_name("wire-dtype", config.wire_dtype, WIRE_DTYPES)
     names = ("certificate", "private_key", "root_certificate")
     files = {name: Path(file) for name in names if (file := getattr(config, name))}
     return ResidentGrid(
@@ -254,7 +254,6 @@ def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
         private_key=files.get("private_key"),
         root_certificate=files.get("root_certificate"),
         insecure=config.insecure,
-        wire_dtype=cast(_WireType | None, config.wire_dtype or None),
         reopen=True,  # a party that lost its state says so and is restored
         open_timeout=min(config.timeout, _LONGEST_OPENING),
         limits=Limits(silence=config.silence),

@@ -20,6 +20,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.grids.in_process import InProcessGrid
 from flower_vfl.grids.wrapped import WrappedGrid
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.protocol.messages import GRADIENT as SENT_GRADIENT
 from flower_vfl.protocol.messages import Verb, read, to_tensor
 from flower_vfl.randomness import derive_seed
@@ -81,7 +82,10 @@ class CapturingGrid(WrappedGrid):
         content, node = read(message), message.metadata.dst_node_id
         if SENT_GRADIENT not in content.arrays:
             return
-        gradient = to_tensor(content.arrays[SENT_GRADIENT])
+        gradient, party = to_tensor(content.arrays[SENT_GRADIENT]), self._passive(node)
+        if party.codec is not None:
+            at = party.shape, party.name, "its gradient", content.gradient_step
+            gradient = party.codec.read(gradient, *at)
         if node not in self._newest or len(gradient) >= len(self._newest[node][1]):
             self._newest[node] = content.gradient_step, gradient
 
@@ -90,8 +94,18 @@ class CapturingGrid(WrappedGrid):
         if kind == Verb.HELLO:
             self._names[node] = str(read(reply).config.get("name", ""))
         elif kind == Verb.EMBED and self._embedded is not None:
-            for name, embedding in read(reply).tensors().items():
-                self._embedded.setdefault(name, []).append(embedding.detach().cpu())
+            party = self._passive(node)
+            found = read(reply).tensors(party.encoder is not None)[party.name]
+            if party.encoder is not None:
+                at = party.shape, party.name, "its embedding", None
+                found = party.encoder.codec.read(found, *at)
+            self._embedded.setdefault(party.name, []).append(found.detach().cpu())
+
+    def _passive(self, node: int) -> PassiveParty:
+        """Return the passive party of a node."""
+        party = self._parties()[self._names[node]]
+        assert isinstance(party, PassiveParty)  # no other gets what is kept here
+        return party
 
     def save(self, strategy: VerticalStrategy, config: RunConfig) -> None:
         """Write the kept rows of a trained run, whole or not at all."""

@@ -78,6 +78,9 @@ class RunConfig:
     label_ledger: str = ""
     canaries: int = 0
     sealed: bool = False
+    compress_embeddings: str = ""
+    compress_gradients: str = ""
+    local_steps: int = 1
     reproducible_noise: bool = False
     attack: str = ""
     leak_limit: float = 0.0
@@ -89,7 +92,9 @@ class RunConfig:
     leak_layers: bool = False
     epochs: int = 20
     batch_size: int = 256
+    pipeline: int = 0
     seed: int = 0
+    split_seed: int = -1
     test_fraction: float = 0.2
     valid_fraction: float = 0.0
     evaluate_every: int = 1
@@ -112,12 +117,12 @@ class RunConfig:
     private_key: str = ""
     root_certificate: str = ""
     insecure: bool = False
-    wire_dtype: str = ""
     silence: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
         least_values = {"parties": 1, "width": 1, "epochs": 1, "threads": 1}
+        least_values["local_steps"] = 1
         least_values |= {"limit": 10 if self.limit else 0, "capture": 0}
         for name, least in least_values.items():
             value = getattr(self, name)
@@ -144,8 +149,10 @@ class RunConfig:
         if self.label_party and not self.label_column:
             raise ConfigError(f"set label-column: the label of '{self.label_party}'")
         self.label_privacy()  # refuses what cannot be meant
-        if self.sealed and self.wire_dtype:
-            raise ConfigError("wire-dtype cannot round what is sealed; set one of them")
+        if self.split_seed >= 0 and self.alignment != "none":
+            raise ConfigError(
+                "split-seed divides rows that are not aligned; leave it out"
+            )
 
     def label_privacy(self) -> LabelPrivacy | None:
         """Return how labels are randomised, None if they are not."""

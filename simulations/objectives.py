@@ -80,6 +80,7 @@ def gafm(
     parts: Parts = "both",
     squashed: Literal["auto", "yes", "no"] = "auto",
     balanced: bool = False,
+    released: bool = False,
 ) -> Objective:
     """Return GAFM, which has no top model."""
     sigmoid = squashed == "yes"
@@ -87,8 +88,8 @@ def gafm(
         name, parameters = parse_spec(setup.config.bottom)
         usual = "sigmoid" if name in _SQUASHED else "none"
         sigmoid = parameters.get("final", usual) == "sigmoid"
-    shape = setup.joined, setup.classes
-    return GAFM(*shape, delta, gamma, sigma, clip, hidden, parts, sigmoid, balanced)
+    given = setup.joined, setup.classes, delta, gamma, sigma, clip, hidden, parts
+    return GAFM(*given, sigmoid, balanced, released)
 
 
 def gafm_original(

@@ -73,11 +73,18 @@ def divided_dataset(
         target=config.target or None,
         limit=config.limit or None,
     )
-    codes = dataset.split(config.seed, config.test_fraction, config.valid_fraction)
+    codes = dataset.split(
+        _split_seed(config), config.test_fraction, config.valid_fraction
+    )
     columns = party_columns(
         dataset, codes, config.parties, config.split, config.label_share
     )
     return dataset, codes, columns
+
+
+def _split_seed(config: RunConfig) -> int:
+    """Return the seed that divides the rows."""
+    return config.seed if config.split_seed < 0 else config.split_seed
 
 
 def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
@@ -182,7 +189,7 @@ def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
         codes = np.full(len(ids), TRAIN, dtype=np.int8)
     else:
         codes = split_rows(
-            len(ids), config.seed, config.test_fraction, config.valid_fraction
+            len(ids), _split_seed(config), config.test_fraction, config.valid_fraction
         )
     data = PartyData((), None, ())
     if rows.features.shape[1]:

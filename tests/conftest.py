@@ -10,7 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-
+gc.disable()  # until all tests are collected: what is imported stays
 
 LOG = logging.getLogger("flwr")
 LEVEL = LOG.level
@@ -26,27 +26,31 @@ def _log_level() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker run what starts many processes, one after the other.
+    """Let one worker run what starts Flower, one test after the other.
 
     Two of those at once would wait for each other's start on a small machine. They come
-    first; meanwhile the other worker does the rest, and what shares a fixture, which
-    would be made again by each worker, before what stands alone.
+    first. Meanwhile the other worker does what is slow, then what shares a fixture,
+    which would be made again by each worker, and at last what stands alone.
     """
-    order: dict[pytest.Item, int] = {}
+    order: dict[pytest.Item, tuple[bool, ...]] = {}
     for item in items:
-        heavy = any(mark.name in ("flower", "slow") for mark in item.iter_markers())
-        group = "heavy" if heavy else _shared_fixture(item)
+        marks = {mark.name for mark in item.iter_markers()}
+        group = "flower" if "flower" in marks else _shared_fixture(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-        order[item] = 0 if heavy else 2 if group is None else 1
+        order[item] = (group != "flower", "slow" not in marks, group is None)
     items.sort(key=order.__getitem__)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector what was imported; it stays until the end."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
+    grouped = [item for item in session.items if "xdist_group" in item.keywords]
+    if session.config.getoption("loadgroup", False) and grouped:
+        # Without groups both workers make every shared fixture, and nothing says so.
+        assert all("@" in item.nodeid for item in grouped), "pytest-xdist lost groups"
 
 
 def _shared_fixture(item: pytest.Item) -> str | None:

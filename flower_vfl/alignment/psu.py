@@ -13,10 +13,16 @@ is the group element of id x.
    every other party raises it to its own s1·s2·s3, and party i raises what comes back
    to s1·s3: every id of party i is now under all keys, like the elements of U.
 
-The steps of Algorithm 1 for two parties are: `announce` 3 and 5, `raise_first` 4 and 6,
-`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `announce`,
-`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes
-2·Σ|X_j| + |X_i| + |U| exponentiations.
+Two parties send no second list: the blinded list is ``H(X_i)^s1`` too, as in Private-ID
+(Buddhavarapu et al., https://eprint.iacr.org/2020/599), the other party raises it for
+both rounds (`raise_both`), and party i raises what comes back to s2·s3. With more
+parties the blinded list needs a key of its own: under s1, a party that forwards it
+could find its elements in the union.
+
+The steps of Algorithm 1 are: `announce` 3 and 5, `raise_both` or `raise_first` 4 and 6,
+`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `raise_both` or
+`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes 2·Σ|X_j| + |U|
+exponentiations, and |X_i| more with three parties or more.
 
 Lists whose order could link elements are sorted by their bytes; the blinded lists keep
 the order of the blinded elements, which is random to everybody else.
@@ -124,6 +130,7 @@ class PsuParty:
             raise ConfigError("an alignment session needs a unique name")
         self.name = name
         self.ring = tuple(ring)
+        self.two = len(ring) == 2
         self.group = group
         self.exponentiations = 0
         self._own = len(messages)
@@ -139,17 +146,32 @@ class PsuParty:
         self._mine: Elements | None = None
         self._universe: Elements | None = None
 
-    def announce(self) -> tuple[Elements, Elements]:
-        """Return this party's list for the first round and its blinded list."""
+    def announce(self) -> tuple[Elements, Elements | None]:
+        """Return this party's list for the first round and its blinded list, if any."""
         keys = self._begin("first", self.name)
         self._done.add(("blinded", self.name))
         assert self._messages is not None  # they are here until this step
         hashed = self.group.hash(self._messages, self._session)
         self._messages = None
         first = self._power(hashed, keys.first)
+        if self.two:
+            self._order = order_of(first)
+            return first[self._order], None
         blinded = self._power(hashed, keys.blind)
         self._order = order_of(blinded)
         return first[order_of(first)], blinded[self._order]
+
+    def raise_both(self, owner: str, elements: Elements) -> tuple[Elements, Elements]:
+        """Return the other party's list, raised and sorted, and blinded in its order.
+
+        For two parties only.
+        """
+        keys = self._begin("first", owner)
+        self._begin("blinded", owner)
+        self._check_list(owner, elements, ascending=True)
+        raised = self._power(elements, keys.first)
+        blinded = self._power(raised, keys.blind, keys.rest)
+        return raised[order_of(raised)], blinded
 
     def raise_first(self, owner: str, elements: Elements) -> Elements:
         """Return another party's list of the first round, raised and sorted."""
@@ -173,7 +195,8 @@ class PsuParty:
         self._check_count(owner, elements)
         # no check against lists seen before: parties with the same ids send the same
         check_ascending(elements)
-        self.group.validate(elements)
+        if owner != self.ring[1]:  # which this party has raised itself, the last one
+            self.group.validate(elements)
         self._complete[owner] = elements
 
     def merge(self) -> Elements:
@@ -202,7 +225,9 @@ class PsuParty:
             problem = f"{len(returned)} elements instead of {len(self._order)}"
             raise ListError(f"the blinded list has {problem}")
         check_distinct(returned)
-        self._mine = self._power(returned, self._keys.first, self._keys.rest)
+        keys = self._keys  # without the one that announce used
+        blind = keys.blind if self.two else keys.first
+        self._mine = self._power(returned, blind, keys.rest)
 
     def accept(self, universe: Elements) -> None:
         """Keep the universal ids."""
@@ -212,7 +237,8 @@ class PsuParty:
                 f"the universal ids are {len(universe)} instead of {self._size}"
             )
         check_ascending(universe)
-        self.group.validate(universe)
+        if self.name != self.ring[-1]:  # which made them
+            self.group.validate(universe)
         self._universe = universe
 
     @property
@@ -330,8 +356,8 @@ class PsiParty(PsuParty):
     """One party of one private set intersection, with the steps of the union.
 
     The merging party makes the intersection of the lists instead of their union. A
-    party computes 2·Σ|X_j| + |X_i| + |I| exponentiations. It does not learn which of
-    its ids only some parties share: the merging party cannot recognise its own ids
+    party computes |I| instead of |U| exponentiations for them. It does not learn which
+    of its ids only some parties share: the merging party cannot recognise its own ids
     under the keys of others.
     """
 

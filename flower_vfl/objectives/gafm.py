@@ -229,6 +229,9 @@ class GAFM(AdversarialObjective):
         E[D(y+ε)], the discriminator takes 5 steps for each one of the generator, and f
         is added to the generator's logits. Rows of the parties' gradients keep equal
         weights, which would reveal the class.
+    released : bool (default: False)
+        As in the authors' code: two hidden layers of 10 units in the discriminator,
+        and the parties' gradient is taken through the generator before its step.
 
     Attributes
     ----------
@@ -260,6 +263,7 @@ class GAFM(AdversarialObjective):
         parts: Parts = "both",
         squashed: bool = True,
         balanced: bool = False,
+        released: bool = False,
     ) -> None:
         super().__init__(gamma, sigma, clip)
         _check(width, classes, delta, hidden, parts)
@@ -267,12 +271,16 @@ class GAFM(AdversarialObjective):
         self.width, self.classes, self.hidden = width, classes, hidden
         self.delta, self.squashed, self.balanced = delta, squashed, balanced
         self.parts: Parts = parts
+        self.released = released
         columns = 1 if classes == 2 else classes
         logits = columns if balanced else classes
         self.generator: nn.Module = ClassGenerator(width, logits, hidden)
         if classes == 2 and not balanced:
             self.generator = _network(width, hidden, 1).append(nn.Sigmoid())
         self.discriminator = _network(columns, hidden, 1).append(nn.LeakyReLU())
+        if released:
+            first, more = _network(columns, 10, 10), (nn.Linear(10, 1), nn.LeakyReLU())
+            self.discriminator = nn.Sequential(*first, nn.LeakyReLU(), *more)
         # Running mean of the generator's output in each class, and whether there is one
         self.means: Tensor
         self.known: Tensor
@@ -295,14 +303,19 @@ class GAFM(AdversarialObjective):
             fake = self.generator(self._flat(embedding))
         weights = class_weights(labels, self.classes) if self.balanced else None
         self.train_discriminator(real, fake, weights, _STEPS if self.balanced else 1)
-        fixed = self._flat(embedding.detach())
-        made = self.generator(fixed)
-        self.train_predictor(gan_loss(self.discriminator, real, made, weights))
-        self._orient(fixed, labels)
-        flat = self._flat(embedding)
-        gan = gan_loss(self.discriminator, real, self.generator(flat), weights)
+        flat, fixed = self._flat(embedding), self._flat(embedding.detach())
+        if not self.released:
+            self.train_predictor(self._gan(real, fixed, weights))
+        gan = self._gan(real, flat, weights)
         ce = response_loss(self._within(flat), response, self.squashed)
-        return self._outcome(embedding, gan, ce)
+        outcome = self._outcome(embedding, gan, ce)
+        if self.released:
+            self.train_predictor(self._gan(real, fixed, weights))
+        self._orient(fixed, labels)
+        return outcome
+
+    def _gan(self, real: Tensor, flat: Tensor, weights: Tensor | None) -> Tensor:
+        return gan_loss(self.discriminator, real, self.generator(flat), weights)
 
     def _outcome(self, embedding: Tensor, gan: Tensor, ce: Tensor) -> Outcome:
         """Combine the two gradients as `parts` says; report their sizes."""
@@ -313,13 +326,9 @@ class GAFM(AdversarialObjective):
         if self.parts != "both":
             gradient = parts[self.parts]
         products = (unit_length(raw_gan) * parts["ce"]).sum()
-        numbers = {
-            "gan_loss": gan,
-            "ce_loss": ce,
-            "gan_gradient": parts["gan"].abs().mean(),
-            "ce_gradient": parts["ce"].abs().mean(),
-            "parts_cosine": products,  # below 0 where they oppose each other
-        }
+        sizes = {f"{name}_gradient": part.abs().mean() for name, part in parts.items()}
+        # The cosine is below 0 where the parts oppose each other.
+        numbers = {"gan_loss": gan, "ce_loss": ce, **sizes, "parts_cosine": products}
         # Sizes only: means by class would reveal to the server what GAFM hides.
         metrics = {name: float(value.detach()) for name, value in numbers.items()}
         return Outcome((self.gamma * gan + ce).detach(), gradient.detach(), metrics)
@@ -376,10 +385,9 @@ class GAFM(AdversarialObjective):
 
 
 def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> None:
-    if width < 1 or hidden < 1:
-        raise ConfigError(f"width and hidden must be at least 1, got {width}, {hidden}")
-    if classes < 2:
-        raise ConfigError(f"GAFM needs at least 2 classes, got {classes}")
+    for name, value in (("width", width), ("hidden", hidden)):
+        require(value >= 1, name, "at least 1", value)
+    require(classes >= 2, "classes", "at least 2", classes)
     if classes > 2 and width % classes:
         raise ConfigError(
             f"GAFM for {classes} classes needs an embedding of {classes} columns, or "

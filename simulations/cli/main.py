@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from flower_vfl.errors import ConfigError, VerticalError
 
 _NAMES = "init run compare report audit predict inspect align key select scale sweep "
-_NAMES += "reproduce new"
+_NAMES += "matrix reproduce new"
 COMMANDS = {name: name for name in _NAMES.split()}  # their modules
 COMMANDS |= {"key": "align", "audit": "report"}
 

@@ -34,7 +34,13 @@ from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
-from flower_vfl.strategies import DEFENSES, TRACKERS, build_defense, defense_spec
+from flower_vfl.strategies import (
+    CODECS,
+    DEFENSES,
+    TRACKERS,
+    build_defense,
+    defense_spec,
+)
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
@@ -148,6 +154,7 @@ def registered() -> dict[str, str]:
         "objectives": OBJECTIVES,
         "optimizers": OPTIMIZERS,
         "defenses": DEFENSES,
+        "codecs": CODECS,
         "scores": SCORE_ATTACKS,
         "completions": COMPLETIONS,
         "trackers": TRACKERS,

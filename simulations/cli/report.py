@@ -11,11 +11,15 @@ from rich.console import Console
 from flower_vfl.leakage.recording import read_recording
 from flower_vfl.simulations.attacks import split_attacks
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+from flower_vfl.simulations.report import (
+    PICTURES_FOLDER,
+    write_figures,
+    write_report,
+)
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
 
-from .options import AsJson, finish, option
+from .options import AsJson, finish, option, results_folder
 
 
 def report(
@@ -25,15 +29,28 @@ def report(
     pictures: Annotated[
         bool, option("Also write every chart as SVG and PNG.", "--pictures")
     ] = False,
+    figures: Annotated[
+        Path | None,
+        option(
+            "Also write figures for a paper into this folder, as PNG and SVG, with "
+            "their data as CSV.",
+            callback=results_folder,
+        ),
+    ] = None,
     opened: Annotated[bool, option("Open it in a browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: tables and charts in one self-contained file."""
     path = write_report(folder, pictures)
     drawn = sorted((folder / PICTURES_FOLDER).iterdir()) if pictures else []
+    plotted = [] if figures is None else write_figures(folder, figures)
     if as_json:
-        print(json.dumps({"report": str(path), "pictures": [str(p) for p in drawn]}))
+        written = {"pictures": drawn, "figures": plotted}
+        listed = {kind: [str(p) for p in paths] for kind, paths in written.items()}
+        print(json.dumps({"report": str(path), **listed}))
     else:
+        if plotted:
+            print(f"{len(plotted) // 3} figures in {figures}")
         if drawn:
             print(f"{len(drawn)} pictures in {folder / PICTURES_FOLDER}")
         print(path)

@@ -52,9 +52,11 @@ def run(
     engine: Annotated[
         str,
         option(
-            "in-process: all parties in this process (fast). ray: parties are Flower "
-            "clients under 'flwr run', kept in memory by Ray actors. flower: the same "
-            "with one plain Flower message per request (slow)."
+            "in-process: all parties in this process (fast). stacked: the same, with "
+            "passive parties of one shape computed as one (for many parties). ray: "
+            "parties are Flower clients under 'flwr run', kept in memory by Ray "
+            "actors. flower: the same with one plain Flower message per request "
+            "(slow)."
         ),
     ] = "in-process",
     out: Annotated[

@@ -51,11 +51,13 @@ COLUMNS = {
     "digits": 64,
     "imdb": 500,
     "ag-news": 1000,
+    "synthetic": 1024,
 }
 _COST_EPOCHS = 2  # enough for a mean over steps
 DEFAULT = RunConfig(
     dataset="digits", attack="norm,mean:held_out=true", coalitions="all", width=4
 )
+_WIDEST = "synthetic"  # instead of the default, for more parties than it has columns
 _FILES = ("passive", "label_party", "id_column", "label_column", "task", "missing")
 
 
@@ -74,6 +76,7 @@ class Size:
     seconds: float
     traffic: float
     memory: float | None
+    attacked: float = 0.0  # seconds of a step with the attacks
     beyond: Leaks = field(default_factory=dict)  # of stale attacks: beyond the model
     bound: float | None = None  # AUC bound of the whole training
 
@@ -102,11 +105,14 @@ def scale(
     """Measure leakage and cost per step as the number of parties grows.
 
     Each number of parties is run twice: with the attacks, and for fewer epochs without
-    them to measure time, bytes and memory. Finished runs are not repeated.
+    them to measure time, bytes and memory. Finished runs are not repeated. More than 64
+    parties share the dataset 'synthetic', unless another one is given.
     """
     set_log(verbose=False)
     sizes = sizes_of(parties)
     config = replace(config, split=division_of(uneven))
+    if config.dataset == DEFAULT.dataset and sizes[-1] > COLUMNS[config.dataset]:
+        config = replace(config, dataset=_WIDEST)
     columns_of(config, sizes[-1])  # refuses too few columns before anything runs
     source = source_of(config)
     study = run_study(
@@ -213,6 +219,7 @@ def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
         beyond=_leaks(leaking, "beyond"),
         bound=trained[RUN_AUC_BOUND].mean() if RUN_AUC_BOUND in trained else None,
         seconds=float(whole_run(bare, "seconds_step").mean()),
+        attacked=float(whole_run(leaking, "seconds_step").mean()),
         traffic=float(whole_run(bare, "bytes_step").mean()),
         memory=None if memory.empty else float(memory.mean()),
     )
@@ -237,6 +244,7 @@ def growth(sizes: Sequence[Size]) -> dict[str, float]:
     factors = {
         "parties": last.parties / first.parties,
         "seconds": last.seconds / first.seconds,
+        "seconds with attacks": last.attacked / first.attacked,
         "bytes": last.traffic / first.traffic,
     }
     if first.memory and last.memory:
@@ -255,6 +263,7 @@ def _show(found: Sequence[Size], title: str, markdown: bool) -> None:
         console.print(title, markup=False)
         console.print(*text_tables(head, rows, left=0))
     print("leak AUC: mean over the parties / the party that learns most / all together")
+    print("per party: ms per party and step, with attacks")
     print(growth_text(found))
 
 
@@ -266,7 +275,7 @@ def table_of(found: Sequence[Size]) -> tuple[list[str], list[list[str]]]:
     head += [f"{attack}, {WHOLE_RUN[BEYOND_MODEL]}" for attack in first.beyond]
     shown = bool(first.beyond) and all(size.bound is not None for size in found)
     head += [WHOLE_RUN[RUN_AUC_BOUND]] if shown else []
-    head += ["ms per step", "KiB per step", "MiB"]
+    head += ["ms per step", "with attacks", "per party", "KiB per step", "MiB"]
     rows = []
     for size in found:
         few, many = size.columns
@@ -275,7 +284,9 @@ def table_of(found: Sequence[Size]) -> tuple[list[str], list[list[str]]]:
         for own, known in ((size.leaks, first.leaks), (size.beyond, first.beyond)):
             cells += [" / ".join(f"{v:.2f}" for v in own[attack]) for attack in known]
         cells += [f"{size.bound:.2f}"] if shown else []
-        cells += [f"{size.seconds * 1e3:.2f}", f"{size.traffic / 1024:.1f}"]
+        each = size.attacked / size.parties
+        cells += [f"{s * 1e3:.2f}" for s in (size.seconds, size.attacked, each)]
+        cells.append(f"{size.traffic / 1024:.1f}")
         cells.append("" if size.memory is None else f"{size.memory / 2**20:.0f}")
         rows.append(cells)
     return head, rows

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn import datasets as sklearn_datasets
+from sklearn.utils import Bunch
 
 from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.objectives import Task
@@ -158,6 +159,17 @@ def _jpegs(
     return Pictures(shape, np.array(files, dtype=object))
 
 
+def draw_synthetic(as_frame: bool) -> Bunch:
+    """Return a table with a column for each of 1,024 parties; 32 tell of the label."""
+    assert as_frame  # as scikit-learn's own tables are asked for
+    columns, informative = 1024, 32
+    features, labels = sklearn_datasets.make_classification(
+        2000, columns, n_informative=informative, n_redundant=0, random_state=0
+    )
+    frame = pd.DataFrame(features.astype(np.float32)).add_prefix("f")
+    return Bunch(frame=frame.assign(target=labels))
+
+
 _FETCHED = {
     "spambase": files.SPAMBASE,
     "credit-default": files.CREDIT_DEFAULT,
@@ -170,6 +182,7 @@ _BUNDLED: dict[str, Callable[..., Any]] = {
     "diabetes": sklearn_datasets.load_diabetes,
     "diabetes-raw": partial(sklearn_datasets.load_diabetes, scaled=False),
     "digits": sklearn_datasets.load_digits,
+    "synthetic": draw_synthetic,
 }
 _READERS: dict[str, Reader] = {
     "imdb": read_imdb,

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -26,7 +26,9 @@ RESULTS = PAPERS / "results"
 # Columns of a table's values, beside the labels and the values themselves.
 SEED, RUN, SECONDS = "seed", "run", "seconds"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-_DEVIATIONS = 2.0  # so many may our mean be away from the paper's
+Agreement = Literal["alike", "differs", "undecided"]
+Says = Literal["holds", "fails", "undecided", ""]
+_ERRORS = 2.0  # standard errors within which nothing is decided
 
 
 def trials_of(experiment: Experiment, seeds: int | None = None) -> list[Trial]:
@@ -180,6 +182,13 @@ class Cell:
         return statistics.stdev(self.values)
 
     @property
+    def error(self) -> float:
+        """The standard error of the value; infinite for a single seed."""
+        if len(self.values) < 2:
+            return math.inf
+        return (self.deviation or 0.0) / math.sqrt(len(self.values))
+
+    @property
     def text(self) -> str:
         """The value as it is shown."""
         if self.value is None:
@@ -188,17 +197,29 @@ class Cell:
         sign = "%" if self.column.how == "percent" and self.column.beside else ""
         text = f"{self.value:.{digits}f}{sign}"
         if self.deviation is not None:
-            text += f" ± {self.deviation:.{digits}f}"
+            text += f" ± {self.error:.{digits}f}"
         return text
 
-    def differs(self, tolerance: float) -> bool:
-        """Return whether our value is another than the paper's, beyond chance."""
+    def verdict(self, tolerance: float) -> Agreement | None:
+        """Compare our value with the paper's; None where one of them is missing.
+
+        They differ if they are further apart than the tolerance and than two standard
+        errors of their difference. They are alike if they are closer than the
+        tolerance, or than the deviation that the paper prints, and two standard errors
+        of ours are smaller than that too.
+        """
         numbers = [float(n) for n in _NUMBER.findall(self.paper.replace("−", "-"))]
         if self.value is None or not numbers:
-            return False
-        theirs = numbers[1] if "±" in self.paper else 0.0
-        chance = _DEVIATIONS * math.hypot(self.deviation or 0.0, theirs)
-        return abs(self.value - numbers[0]) > max(tolerance, chance)
+            return None
+        printed = numbers[1] if "±" in self.paper else None
+        apart, allowed = abs(self.value - numbers[0]), max(tolerance, printed or 0.0)
+        ours = self.error if math.isfinite(self.error) else 0.0
+        # A paper without deviations may print a single run, as uncertain as one of ours
+        theirs = (self.deviation or 0.0) if printed is None else printed
+        if apart > max(tolerance, _ERRORS * math.hypot(ours, theirs)):
+            return "differs"
+        close = apart <= allowed and _ERRORS * self.error <= allowed
+        return "alike" if close else "undecided"
 
 
 Cells = Mapping[tuple[str, ...], list[Cell]]  # by the labels of a row
@@ -246,26 +267,45 @@ def compare(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a claim of a paper comes to with our values."""
+    """What a claim of a paper comes to with our values; `says` is empty without any."""
 
     value: float | None
     beside: tuple[float, ...]
-    held: bool | None
+    says: Says
 
 
 def judge(claim: Claim, experiment: Experiment, cells: Cells) -> Verdict:
-    """Return whether our values support a claim; equal is neither above nor below."""
+    """Return whether our values support a claim, or are too uncertain to say so."""
     names = [column.name for column in experiment.shown]
     by_name = {" / ".join(labels): row for labels, row in cells.items()}
 
-    def look(row: str) -> float | None:
-        return by_name[row][names.index(claim.column)].value if row else None
+    def look(row: str) -> Cell | None:
+        cell = by_name[row][names.index(claim.column)] if row else None
+        return cell if cell is not None and cell.values else None
 
-    value, above, below = look(claim.row), look(claim.above), look(claim.below)
-    beside = tuple(other for other in (above, below) if other is not None)
-    if value is None or (not beside and claim.least is claim.most is None):
-        return Verdict(value, (), None)
-    least, most = (claim.least, claim.most)
-    inside = (least is None or value >= least) and (most is None or value <= most)
-    beyond = (above is None or value > above) and (below is None or value < below)
-    return Verdict(value, beside, inside and beyond)
+    own, above, below = look(claim.row), look(claim.above), look(claim.below)
+    value = None if own is None else own.value
+    beside = tuple(c.value for c in (above, below) if c and c.value is not None)
+    limits = claim.least, claim.most
+    if own is None or value is None or (not beside and limits == (None, None)):
+        return Verdict(value, (), "")
+    said = set()
+    if limits[0] is not None:
+        said.add(_decide(value - limits[0], own.error, True))
+    if limits[1] is not None:
+        said.add(_decide(limits[1] - value, own.error, True))
+    for other, sign in ((above, 1.0), (below, -1.0)):
+        if other is not None and other.value is not None:
+            error = math.hypot(own.error, other.error)
+            said.add(_decide(sign * (value - other.value), error, False))
+    order: tuple[Says, ...] = ("fails", "undecided", "holds")
+    return Verdict(value, beside, next(each for each in order if each in said))
+
+
+def _decide(margin: float, error: float, equal: bool) -> Says:
+    """Return what a difference says; `equal` is said of one that is exactly 0."""
+    if abs(margin) > _ERRORS * error:
+        return "holds" if margin > 0.0 else "fails"
+    if margin == error == 0.0:
+        return "holds" if equal else "fails"
+    return "undecided"

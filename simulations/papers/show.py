@@ -16,8 +16,9 @@ SMOKE = "smoke run: too little data and training for meaningful results"
 _TEMPLATES = Environment(
     loader=FileSystemLoader(PAPERS), trim_blocks=True, keep_trailing_newline=True
 )
-_OVERVIEW = ["table", "runs", "values compared", "agree", "differ, unexplained"]
-_OVERVIEW += ["claims that hold", "claims that fail"]
+_OVERVIEW = ["table", "runs", "values compared", "alike", "differ, with a reason"]
+_OVERVIEW += ["differ, unexplained", "undecided"]
+_OVERVIEW += ["claims that hold", "claims that fail", "claims undecided"]
 
 
 def command_of(experiment: Experiment, quick: bool = False) -> str:
@@ -42,7 +43,7 @@ def differences_of(experiment: Experiment, cells: Cells) -> dict[str, list[str]]
     found: dict[str, list[str]] = {}
     for row in experiment.rows:
         for cell in cells[row.labels]:
-            if cell.differs(experiment.tolerance):
+            if cell.verdict(experiment.tolerance) == "differs":
                 reason = experiment.reason(row, cell.column.name)
                 text = f"{row.name}, {cell.column.name}"
                 found.setdefault(reason, []).append(text)
@@ -99,7 +100,7 @@ def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
         if found.beside:
             ours += f" vs {' and '.join(f'{other:.3f}' for other in found.beside)}"
         if ours:
-            ours += {True: " (holds).", False: " (fails).", None: "."}[found.held]
+            ours += f" ({found.says})." if found.says else "."
         lines.append(f"{claim.text}{ours}")
     return lines
 
@@ -117,6 +118,7 @@ def as_document(
                 cell.column.name: {
                     "value": cell.value,
                     "deviation": cell.deviation,
+                    "standard_error": cell.error if len(cell.values) > 1 else None,
                     "seeds": list(cell.values),
                     "paper": cell.paper,
                 }
@@ -192,11 +194,11 @@ def _counted(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
     if frame.empty:
         return [title, "not run yet", *[""] * (len(_OVERVIEW) - 2)]
     cells = cells_of(experiment, frame)
-    both = [c for row in cells.values() for c in row if c.paper and c.values]
-    differing = differences_of(experiment, cells)
-    unexplained = len(differing.pop("", []))
-    judged = [judge(claim, experiment, cells).held for claim in experiment.claims]
-    alike = len(both) - unexplained - sum(map(len, differing.values()))
-    held, missed = judged.count(True), judged.count(False)
-    counts = (len(both), alike, unexplained, held, missed)
+    found = [c.verdict(experiment.tolerance) for row in cells.values() for c in row]
+    found = [each for each in found if each is not None]
+    unexplained = len(differences_of(experiment, cells).get("", []))
+    claims = [judge(claim, experiment, cells).says for claim in experiment.claims]
+    counts = [len(found), found.count("alike"), found.count("differs") - unexplained]
+    counts += [unexplained, found.count("undecided")]
+    counts += [claims.count("holds"), claims.count("fails"), claims.count("undecided")]
     return [title, _seeds(experiment, frame), *map(str, counts)]

@@ -16,7 +16,7 @@ def test_a_chunk_arrives() -> None:
     channels = make_channels()
     for content in (b"", b"x", b"elements" * 1000):
         chunk = channels["a"].encrypt(HEADER, content)
-        assert content == b"" or content not in chunk.content
+        assert len(content) < 8 or content not in chunk.content  # one byte may be
         assert len(chunk.content) == len(content) + 16
         assert channels["b"].decrypt(chunk) == content
 

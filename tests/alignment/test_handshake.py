@@ -171,7 +171,7 @@ def test_chunks_keep_within_the_limit() -> None:
 
 
 def _with_keys() -> Handshake:
-    sides, _ = begin("psu", "ab")
+    sides, _ = begin("psu", "abc")
     hellos = [side.hello() for side in sides.values()]
     sides["a"].exchange_keys(hellos)
     return sides["a"]

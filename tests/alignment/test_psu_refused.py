@@ -217,15 +217,15 @@ def test_a_message_with_another_header_is_refused(changes: dict[str, object]) ->
 
 def test_no_list_is_raised_after_the_union() -> None:
     members = make_members([[1, 2], [2, 3]])
-    first, blinded = members[0].start()
+    (first,) = members[0].start()
     members[1].start()
-    back = members[1].receive(first)[0]
     with pytest.raises(ListError, match="before all lists of 'p0'"):
-        members[1].party.raise_union(back.elements)
-    members[1].receive(blinded)
+        members[1].party.raise_union(first.elements)
+    back, _ = members[1].receive(first)
     members[1].party.raise_union(back.elements)
-    with pytest.raises(ListError, match="a second first list"):
-        members[1].party.raise_first("p0", blinded.elements)
+    for second in (members[1].party.raise_both, members[1].party.raise_first):
+        with pytest.raises(ListError, match="a second first list"):
+            second("p0", first.elements)
 
 
 def test_steps_belong_to_their_party() -> None:

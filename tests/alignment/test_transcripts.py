@@ -21,6 +21,9 @@ SETS = [
 ]
 
 
+OWN = ("blinded", "p1")  # list of the last of two parties
+
+
 def recorded(
     sets: list[list[str]], kind: type[PsuParty] = PsuParty, group: str = "ristretto255"
 ) -> list[RoundMessage]:
@@ -51,9 +54,11 @@ def test_no_id_no_hash_and_no_element_in_two_lists(
         blob = b"".join(elements)
         assert not any(name.encode() in blob for name in every)
         assert not hashes & set(elements)
-        # the universal ids go to several; a complete list meets those of others
+        # the universal ids go to several; a complete list meets those of others; and
+        # of two parties, the last one finds its own ids in the union that it raises
+        alone = parties == 2 and (message.header.phase, message.header.owner) == OWN
         if message.header.phase != "universe" and not complete(message, parties):
-            seen.update(elements)
+            seen.update([] if alone else elements)
     assert seen and max(seen.values()) == 1
 
 
@@ -70,10 +75,42 @@ def test_each_receiver_sees_no_element_twice_but_the_merging_party(
     for number in range(parties):
         mine = [each for each in messages if each.header.receiver == f"p{number}"]
         seen = Counter(text for each in mine for text in rows_as_bytes(each.elements))
-        if number or parties == 2:
+        if parties == 2 and number:  # its own ids, which it knows in the union anyway
+            twice = {text for text, times in seen.items() if times > 1}
+            (own,) = [e for e in mine if (e.header.phase, e.header.owner) == OWN]
+            assert twice == set(rows_as_bytes(own.elements))
+            assert max(seen.values()) == 2
+        elif number or parties == 2:
             assert max(seen.values()) == 1
         else:  # it sees which parties share an id, but not the id
             assert 1 < max(seen.values()) <= parties
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_three_parties_need_a_key_of_its_own_for_the_blinded_list(shared: bool) -> None:
+    """With the key of the first list, p1 would find the ids of p2 in the union."""
+    members = make_members(SETS)
+    for member in members:
+        keys = member.party._keys
+        assert keys is not None
+        if shared:
+            member.party._keys = keys._replace(blind=keys.first)
+            member.party._check_new = lambda _: None  # type: ignore[method-assign]
+    own = members[1].party._keys
+    assert own is not None
+    seen: dict[tuple[str, str, int], Elements] = {}
+
+    def tap(message: RoundMessage) -> None:
+        header = message.header
+        if header.receiver == "p1":
+            seen[header.phase, header.owner, header.hop] = message.elements
+
+    relay(members, tap)
+    group = make_group()
+    without_own = group.power(seen["union", "", 1], pow(own.first, -1, group.order))
+    blinded = set(rows_as_bytes(seen["blinded", "p2", 2]))
+    found = blinded & set(rows_as_bytes(without_own))
+    assert found == (blinded if shared else set())
 
 
 def test_order_does_not_depend_on_the_order_of_the_ids() -> None:
@@ -144,24 +181,25 @@ def random_elements(group: Group, count: int) -> Elements:
 def simulated(
     real: list[RoundMessage], group: Group, party: PsuParty
 ) -> list[RoundMessage]:
-    """Return the view of p0 out of its own ids and the sizes (Algorithm 2).
+    """Return the view of p0 or p1 out of its own ids and the sizes (Algorithm 2).
 
     The peer's elements are random; only how many are shared is as in the real run.
     """
     keys = party._keys
     assert keys is not None
-    peer, mine, shared = 18, 24, 12
+    sizes, shared = {"p0": 24, "p1": 18}, 12
+    mine = sizes.pop(party.name)
+    (peer,) = sizes.values()
     unknown = random_elements(group, mine)
     other = np.concatenate([unknown[:shared], random_elements(group, peer - shared)])
     universe = random_elements(group, mine + peer - shared)
+    rest = group.product(keys.blind, keys.rest)
     lists = {
         ("first", "p0", 2): group.power(unknown, keys.first),
-        ("first", "p1", 1): other,
-        ("blinded", "p1", 1): random_elements(group, peer),
-        ("universe", "", 2): group.power(
-            universe, group.product(keys.first, keys.blind, keys.rest)
-        ),
-        ("blinded", "p0", 2): group.power(universe[:mine], keys.blind),
+        ("first", "p0" if party.name == "p1" else "p1", 1): other,
+        ("union", "", 1): universe,
+        ("universe", "", 2): group.power(universe, rest),
+        ("blinded", party.name, 2): universe[:mine],
     }
     outcome = []
     for message in real:
@@ -172,29 +210,27 @@ def simulated(
     return outcome
 
 
-def test_a_simulator_that_knows_only_sizes_gives_the_same_view() -> None:
-    """p0 runs to its end with a peer that is random, and no marginal test differs."""
-    members = make_members(SETS[:2])
-    keys = members[0].party._keys
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_simulator_that_knows_only_sizes_gives_the_same_view(place: int) -> None:
+    """A party runs to its end with a peer that is random; no marginal test differs."""
+    members, name = make_members(SETS[:2]), f"p{place}"
+    keys = members[place].party._keys
     messages: list[RoundMessage] = []
-    real = relay(members, messages.append)["p0"]
-    view = [message for message in messages if message.header.receiver == "p0"]
+    real = relay(members, messages.append)[name]
+    view = [message for message in messages if message.header.receiver == name]
 
-    party = make_members(SETS[:2])[0]
+    party = make_members(SETS[:2])[place]
     party.party._keys = keys
     fake = simulated(view, make_group(), party.party)
     assert [each.elements.shape for each in fake] == [e.elements.shape for e in view]
-    party.start()
+    started = party.start()
     sent = [message for each in fake for message in party.receive(each)]
     assert party.aligned is not None
     assert party.aligned.counts == real.counts
     assert len(party.aligned.universe) == len(real.universe)
-    replies = [
-        each for each in messages if each.header.sender == "p0" and each.header.hop > 1
-    ]
-    union = [each for each in messages if each.header.phase == "union"]
-    assert Counter(each.elements.shape for each in sent) == Counter(
-        each.elements.shape for each in [*replies, *union]
+    replies = [each for each in messages if each.header.sender == name]
+    assert Counter(each.elements.shape for each in [*started, *sent]) == Counter(
+        each.elements.shape for each in replies
     )
     for one, other in zip(view, fake, strict=True):
         assert is_uniform(one.elements) and is_uniform(other.elements)

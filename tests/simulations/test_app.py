@@ -27,16 +27,22 @@ def placed(config: RunConfig, folder: Path) -> RunConfig:
 @pytest.mark.flower
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("transport", "engine"), [("plain", "flower"), ("resident", "ray")]
+    ("transport", "engine", "pipeline"),
+    [
+        ("plain", "flower", 0),
+        ("resident", "ray", 0),
+        pytest.param("resident", "ray", 1, marks=pytest.mark.extra),
+    ],
 )
 def test_flwr_run_ends_with_the_weights_of_the_in_process_run(
-    transport: str, engine: str, own: str, tmp_path: Path
+    transport: str, engine: str, pipeline: int, own: str, tmp_path: Path
 ) -> None:
     """Its processes know the methods of one's own."""
     plugins.use_plugins([own])
     config = RunConfig(
         epochs=1,
         batch_size=152,  # three steps
+        pipeline=pipeline,
         transport=transport,
         bottom="mlp:hidden=16,dropout=0.2,batch_norm=true",
         label_share="0.2",

@@ -174,3 +174,19 @@ def test_nothing_of_a_table_leaves_its_node_in_an_error(
     assert len(sent) == 2
     assert not any(word in m for m in sent for word in (SECRET.encode(), b"visits"))
     assert SECRET in caplog.text  # where the owner finds it
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_the_rows_are_divided_by_a_seed_of_their_own(
+    files: bool, tmp_path: Path
+) -> None:
+    config = configured(tmp_path) if files else RunConfig(limit=ROWS)
+    run, other = replace(config, seed=5), replace(config, seed=7)
+    assert (load_rows(run, 0).codes != load_rows(other, 0).codes).any()
+    fixed = load_rows(replace(other, split_seed=5), 0)
+    assert (load_rows(run, 0).codes == fixed.codes).all()
+
+
+def test_aligned_rows_are_not_divided_by_another_seed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="split-seed divides rows that are not"):
+        configured(tmp_path, alignment="psi", split_seed=0)

@@ -19,6 +19,31 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 120.0  # seconds for one answer, on a machine that is busy
+# Texts and legends that reach beyond their chart.
+OUTSIDE = """
+[...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text, .role-legend path")].filter((node) => {
+    const own = node.getBoundingClientRect();
+    return own.width > 0 && (own.left < frame.left - 1 || own.right > frame.right + 1
+      || own.top < frame.top - 1 || own.bottom > frame.bottom + 1);
+  }).map((node) => node.outerHTML.slice(0, 120));
+})
+"""
+# Labels of one axis that say the same or lie on each other.
+OVERLAPPING = """
+[...document.querySelectorAll(".role-axis-label")].flatMap((axis) => {
+  const boxes = [...axis.querySelectorAll("text")]
+    .filter((node) => node.getAttribute("opacity") !== "0" && node.textContent)
+    .map((node) => [node.getBoundingClientRect(), node.textContent]);
+  return boxes.slice(1).filter(([box, text], place) => {
+    const [before, said] = boxes[place];
+    return said === text || (box.left < before.right && before.left < box.right
+      && box.top < before.bottom && before.top < box.bottom);
+  }).map(([, text]) => text);
+})
+"""
+TOLD = "(document.querySelector('#vg-tooltip-element.visible')?.innerText ?? '')"
 
 
 def find_browser() -> str:
@@ -184,3 +209,27 @@ def browser_page() -> Iterator[Page]:
             process.wait()
             os.close(to_browser[1])
             os.close(from_browser[0])
+
+
+def box(kind: str, value: str) -> str:
+    return f'input[data-kind="{kind}"][data-value="{value}"]'
+
+
+def count(page: Page, selector: str) -> int:
+    query = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    return int(page.run(f"{query}.filter(n => n.getClientRects().length).length"))
+
+
+def middle(page: Page, selector: str) -> tuple[float, float]:
+    """Scroll to an element and return its middle."""
+    x, y = page.run(
+        f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+        "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    return x, y
+
+
+def draw(page: Page, report: Path, width: int = 1280, dark: bool = False) -> None:
+    page.open(report, width, dark)
+    page.wait("document.body.dataset.drawn === 'yes'")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
@@ -35,7 +36,11 @@ from flower_vfl.alignment.messages import (
 )
 from flower_vfl.errors import VerticalError
 from flower_vfl.grids.resident import app as resident_app
-from flower_vfl.grids.resident.authentication import Authentication, RefusedError
+from flower_vfl.grids.resident.authentication import (
+    Authentication,
+    RefusedError,
+    read_frames,
+)
 from flower_vfl.grids.resident.event_loop import SendQueue, event_loop, flush
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import METHOD
@@ -257,7 +262,9 @@ def replies(mutator: Mutator, count: int) -> Findings:
         reply.metadata.__dict__["_message_id"] = "reply"
         chunks = mutator.frames(0, encode(reply))
         stream = _FakeStream(chunks)
-        work = server._read(stream, session, connection)  # type: ignore[arg-type]
+        handle = partial(server._on_frame, session)
+        receive = read_frames(stream, server._limits.max_frame, handle)
+        work = server._read(receive, session, connection)
         asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
         with server.condition:
             server.end(session, "the case is over")
@@ -313,7 +320,8 @@ def requests(mutator: Mutator, count: int) -> Findings:
         chunks = [b"\x00" + REQUEST + c[2:] if c[1:2] == b"R" else c for c in chunks]
         frames: list[memoryview] = []
         session._executor = _Collector(frames)  # type: ignore[assignment]
-        work = session._read(_FakeStream(chunks))  # type: ignore[arg-type]
+        limit = session._offer.limits.max_frame
+        work = read_frames(_FakeStream(chunks), limit, session._on_frame)
         try:
             asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
             for frame in frames:
@@ -332,15 +340,15 @@ class _Collector:
     def __init__(self, frames: list[memoryview]) -> None:
         self._frames = frames
 
-    def submit(self, _: NodeSession, frame: memoryview) -> None:
-        self._frames.append(frame)
+    def submit(self, work: partial[None]) -> None:
+        self._frames.append(work.args[0])
 
 
 def _pretend(session: NodeSession, mutator: Mutator) -> str:
     """Authenticate a node with a server that does not have its token."""
     nonce, proof = (split_frame([secrets.token_bytes(32)])[0] for _ in range(2))
     stream = _FakeStream([mutator.bytes(nonce), mutator.bytes(proof)])
-    work = session._authenticate(stream)  # type: ignore[arg-type]
+    work = session._authenticate(stream, SendQueue())
     try:
         asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
     except (RefusedError, WireError, ConnectionError):

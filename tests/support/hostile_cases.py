@@ -99,7 +99,9 @@ class CutGrid(ResidentGrid):
 
     def __init__(self, parties: int, cut_every: int, **options: Any) -> None:
         self.inner = InProcessGrid(resident(rich_app()), parties)
-        super().__init__(self.inner, open_timeout=60.0, **options)
+        # An advertised address keeps the nodes from using a Unix socket.
+        options = {"advertise": "127.0.0.1", "open_timeout": 60.0, **options}
+        super().__init__(self.inner, **options)
         self.joined: list[float] = []
         self._exchanges, self._cut_every = 0, cut_every
 

@@ -189,6 +189,28 @@ class HookedGrid(wrapped.WrappedGrid):
                     yield kept
 
 
+class PushedGrid(HookedGrid):
+    """The same, where several messages may be under way to one node."""
+
+    ordered = True
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids: list[str] = []
+        for message in messages:
+            self.before(message)
+            ids += self.inner.push_messages([message])
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = map(self.after, self.inner.pull_messages(message_ids))
+        return [reply for reply in replies if reply is not None]
+
+    def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
+        assert isinstance(self.inner, wrapped.ClosableGrid)
+        replies = map(self.after, self.inner.receive(message_ids, timeout))
+        return [reply for reply in replies if reply is not None]
+
+
 class StatelessGrid(HookedGrid):
     """Keeps nothing but the bytes of each node's context, as Flower's runtimes do.
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import call
-from third_party_apps import run_digits, run_tumours
+from flwr.serverapp import Grid
+from markupsafe import escape
+from third_party_apps import part_of, run_digits, run_tumours, tumours
 from torch import nn
 
-from flower_vfl import InProcessGrid
-from flower_vfl.leakage.recording import Recorder, read_recording
+from flower_vfl import InProcessGrid, record_grid
+from flower_vfl.leakage.recording import Recorder
 
 MEAN = "mean:held_out=true"
 FEW = ("--attack", "norm,cosine,stale,similarity:known=false", "--defense")
@@ -46,24 +48,32 @@ def audited(command: Any) -> Any:
 
 
 def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any) -> None:
-    """Flower's vertical example, with two lines more: as it is, and defended."""
+    """Flower's vertical example, with one line more: as it is, and defended."""
     found = {}
-    for name, before in (("plain", []), ("marvell", ["marvell:s=4"])):
-        recorder = Recorder(tmp_path / name)
-        outcome = run_tumours(InProcessGrid, defense=[*before, recorder], seed=1)
-        recorder.save()
-        assert len(read_recording(tmp_path / name).parties) == 2
-        found[name] = audited(tmp_path / name, *FEW, "marvell:s=4")
+    few = (FEW[0], f"{FEW[1]},embedding", FEW[2])
+    labels = tumours()[1][part_of("train")]
+    for name, defense in (("plain", ""), ("marvell", "marvell:s=4")):
+
+        def recorded(client: Any, nodes: int, folder: Path = tmp_path / name) -> Grid:
+            grid, kind = InProcessGrid(client, nodes), "train.apply_gradients"
+            known = {"labels": labels, "embeddings": "arrays"}
+            return record_grid(grid, folder, message_type=kind, **known)
+
+        outcome = run_tumours(recorded, defense=defense, seed=1)
+        found[name] = audited(tmp_path / name, *few, "marvell:s=4")
         recorded = found[name]["leaks"]["none"]["cosine"]
         assert recorded == pytest.approx(outcome.leaks()["cosine"], abs=0.05)
     plain, defended = (found[name]["leaks"]["none"] for name in found)
     assert plain["cosine"] > 0.95 and plain["similarity:known=false"] > 0.95
     assert defended["cosine"] < 0.75
-    first, helps = found["plain"]["findings"]
+    assert defended["embedding"] > 0.8
+    first, helps, embeddings = found["plain"]["findings"]
     assert first.startswith("Largest leak: 1.00, by the ")
     assert helps.startswith("marvell:s=4 lowers what gradients leak from 1.00 to 0.")
-    page = Path(found["marvell"]["report"]).read_text()
-    assert "cosine" in page
+    assert embeddings.startswith("The embeddings alone leak 0.")
+    page = Path(found["marvell"]["report"]).read_text()  # the last
+    for sentence in found["marvell"]["findings"]:
+        assert f'<p class="verdict">{escape(sentence)}</p>' in page
 
 
 def test_a_client_mod_records_several_classes(tmp_path: Path, audited: Any) -> None:

@@ -16,9 +16,10 @@ from report_cases import BASE, DEFENSES, read
 
 from flower_vfl.leakage.meter import LEAK
 from flower_vfl.simulations.capture import CAPTURE_FILE
+from flower_vfl.simulations.cli import report as report_command
 from flower_vfl.simulations.papers.experiments import load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND
-from flower_vfl.simulations.report import PICTURES_FOLDER, write_report
+from flower_vfl.simulations.report import PICTURES_FOLDER, REPORT_FILE, write_report
 from flower_vfl.simulations.report.charts import COLOURS, SERIES
 from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.report.figures import (
@@ -326,11 +327,12 @@ def test_command(
 
 
 def test_command_opens_the_report(
-    plain_folder: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    call(capsys, monkeypatch, "report", str(plain_folder), "--open")
-    assert opened == [(plain_folder / "report.html").resolve().as_uri()]
+    monkeypatch.setattr(report_command, "write_report", lambda f, _: f / REPORT_FILE)
+    call(capsys, monkeypatch, "report", str(tmp_path), "--open")
+    assert opened == [(tmp_path / "report.html").resolve().as_uri()]

@@ -16,7 +16,6 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
 from flower_vfl.simulations.papers.experiments import read_experiment
 from flower_vfl.simulations.papers.reproduce import (
-    Verdict,
     cells_of,
     judge,
     measured,
@@ -225,38 +224,51 @@ def test_a_run_of_another_table_is_taken_over(paper: Path, tmp_path: Path) -> No
     assert first.read_bytes() == second.read_bytes()  # its times are in it
 
 
-def frame_of(values: dict[str, float]) -> pd.DataFrame:
+def frame_of(values: dict[str, list[float]]) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            {"dataset": "Cancer", "method": name, "seed": 0, "run": "x", "seconds": 1.0}
+            {"dataset": "Cancer", "method": name, "seed": i, "run": "x", "seconds": 1.0}
             | {"AUC": value, "loss ratio": 1.0, "norm": 1.0, "AUC / norm": value}
-            for name, value in values.items()
+            for name, own in values.items()
+            for i, value in enumerate(own)
         ]
     )
 
 
-@pytest.mark.parametrize(("noise", "held"), [(0.4, True), (0.9, False), (0.95, False)])
+@pytest.mark.parametrize(
+    ("noise", "spread", "says"),
+    [
+        (0.4, 0.01, "holds"),
+        (0.9, 0.0, "fails"),  # equal is not below
+        (0.95, 0.01, "fails"),
+        (0.85, 0.2, "undecided"),  # within two standard errors
+        (0.95, 0.2, "undecided"),
+    ],
+)
 def test_claims_and_differences_are_judged(
-    paper: Path, noise: float, held: bool
+    paper: Path, noise: float, spread: float, says: str
 ) -> None:
     experiment = read_experiment(paper)
-    frame = frame_of({"none": 0.9, "noise": noise})
+    around = [noise - spread, noise, noise + spread]
+    frame = frame_of({"none": [0.9, 0.9, 0.9], "noise": around})
     cells = cells_of(experiment, frame)
     verdict = judge(experiment.claims[0], experiment, cells)
-    assert verdict == Verdict(noise, (0.9,), held)
+    assert verdict.value == pytest.approx(noise)
+    assert (verdict.beside, verdict.says) == (pytest.approx((0.9,)), says)
     assert differences_of(experiment, cells) == {
         "": ["Cancer / none, AUC / norm"],  # 0.9, the paper has 1.5
         "Because.": ["Cancer / noise, AUC"],  # the paper has 0.2
     }
     text = as_markdown(experiment, frame)
-    assert f"| Cancer | noise | {noise:.3f} / 0.2 | 1.000 | {noise:.3f} |" in text
+    shown = f"{noise:.3f} ± {spread / 3**0.5:.3f}"
+    assert f"| Cancer | noise | {shown} / 0.2 | 1.000 ± 0.000 | {shown} |" in text
     assert "| Other | none | no data / 0.7 | no data | no data |" in text
     assert "```sh\nflower-vfl reproduce some-table-1.toml\n```" in text
     assert "- Differs, **unexplained**: Cancer / none, AUC / norm." in text
     assert "- Differs: Cancer / noise, AUC. Because." in text
-    assert ("(holds)" if held else "(fails)") in text
+    assert f"({says})" in text
     assert "The data of the paper." in text
-    assert "1 seed; 2 of 2 rows." in text
+    assert "3 seeds; 2 of 2 rows." in text
     empty = as_markdown(experiment, frame.iloc[:0])
     assert "Not run yet." in empty
 

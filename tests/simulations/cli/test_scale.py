@@ -80,11 +80,12 @@ def test_bytes_are_those_of_embeddings_and_gradients(study: Study) -> None:
 
 def test_growth_is_from_the_fewest_to_the_most() -> None:
     few = Size(2, (3, 4), "test_auc", 0.9, {"norm": (0.5, 0.6, 0.7)}, 0.01, 10.0, 100.0)
+    few = replace(few, attacked=0.05)
     many = replace(few, parties=8, seconds=0.03, traffic=40.0, memory=150.0)
+    many = replace(many, attacked=0.1)
     factors = growth([few, many])
-    assert factors == pytest.approx(
-        {"parties": 4.0, "seconds": 3.0, "bytes": 4.0, "memory": 1.5}
-    )
+    expected = {"parties": 4.0, "seconds": 3.0, "seconds with attacks": 2.0}
+    assert factors == pytest.approx({**expected, "bytes": 4.0, "memory": 1.5})
     text = growth_text([few, many])
     assert "from 2 to 8 parties (×4)" in text
     assert "seconds ×3.00 (0.75 of linear)" in text
@@ -92,6 +93,7 @@ def test_growth_is_from_the_fewest_to_the_most() -> None:
     head, rows = table_of([few])
     assert len(head) == len(rows[0])
     assert rows[0][1] == "3-4" and rows[0][3] == "0.50 / 0.60 / 0.70"
+    assert rows[0][4:7] == ["10.00", "50.00", "25.00"]  # the last one for each party
 
 
 def test_uneven_shares_are_a_dirichlet_draw() -> None:
@@ -175,8 +177,23 @@ def test_the_command_prints_a_table_and_its_growth(
     for size in document["sizes"]:
         leaks, beyond = size["leaks"]["stale"], size["beyond"]["stale"]
         assert len({round(a - b, 9) for a, b in zip(leaks, beyond, strict=True)}) == 1
-    code, _, err = call(capsys, monkeypatch, "scale", "--parties", "65")
+    code, _, err = call(capsys, monkeypatch, *arguments[:5], "--parties", "65")
     assert code == 2 and "imdb (500)" in err
+
+
+def test_many_parties_share_a_wide_dataset_and_compute_as_one(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["--parties", "65", "--engine", "stacked", "--epochs", "1", "--json"]
+    arguments += ["--limit", "200", "--out", str(tmp_path / "study")]
+    code, out, _ = call(capsys, monkeypatch, "scale", *arguments)
+    (size,) = json.loads(out)["sizes"]
+    assert code == 0 and size["parties"] == 65 and size["columns"] == [15, 16]
+    for path in tmp_path.rglob("result.json"):
+        found = json.loads(path.read_text())
+        assert (found["engine"], found["config"]["dataset"]) == ("stacked", "synthetic")
 
 
 def test_memory_is_that_of_this_process_and_more(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {
     "breast-cancer": (569, 30, [212, 357], None),
     "diabetes": (442, 10, 152.13, None),
     "digits": (1797, 64, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180], None),
+    "synthetic": (2000, 1024, [1001, 999], None),
     "spambase": (4601, 57, [2788, 1813], None),
     "credit-default": (30000, 23, [23364, 6636], None),
     "boston": (506, 13, 22.533, None),
@@ -35,7 +36,7 @@ KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {
     "yahoo-answers": (4418, 0, [2209, 2209], 418),
     "ag-news": (15600, 0, [3900] * 4, 7600),
 }
-BUNDLED = ("breast-cancer", "diabetes", "digits", "diabetes-raw", "wdbc")
+BUNDLED = ("breast-cancer", "diabetes", "digits", "diabetes-raw", "wdbc", "synthetic")
 IMAGES = {"ham10000": (3, 64, 64), "bhi": (3, 50, 50), "cifar10": (3, 32, 32)}
 
 

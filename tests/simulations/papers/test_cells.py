@@ -34,8 +34,8 @@ def cell(values: tuple[float, ...], paper: str, **settings: Any) -> Cell:
     return Cell(values, Column("a", "final", **settings), paper)
 
 
-def test_a_cell_shows_mean_and_deviation() -> None:
-    assert cell((0.5, 0.7), "").text == "0.600 ± 0.141"
+def test_a_cell_shows_mean_and_standard_error() -> None:
+    assert cell((0.5, 0.7), "").text == "0.600 ± 0.100"  # 0.141 / √2
     assert cell((0.5,), "").text == "0.500"
     assert cell((), "0.3").text == ""
     assert cell((0.5, 0.7), "", seeds="min").text == "0.500"
@@ -43,24 +43,31 @@ def test_a_cell_shows_mean_and_deviation() -> None:
     assert cell((-1.25,), "", beside="b", how="percent").text == "-1.250%"
 
 
+SURE = (0.49, 0.5, 0.51)  # standard error 0.006
+
+
 @pytest.mark.parametrize(
-    ("values", "paper", "differs"),
+    ("values", "paper", "verdict"),
     [
-        ((0.5,), "0.54", False),  # within the tolerance
-        ((0.5,), "0.56", True),
-        ((0.5,), "0.56±0.04", False),  # within two deviations of the paper
-        ((0.4, 0.6), "0.7", False),  # within two of ours
-        ((0.5,), "", False),
-        ((), "0.9", False),
-        ((0.5,), "-0.049", True),
-        ((0.0179,), "1.79e-2 ± 7.03e-5", False),
-        ((1.12,), "1.12 (58 s)", False),
+        (SURE, "0.54", "alike"),  # within the tolerance
+        (SURE, "0.56", "differs"),
+        (SURE, "0.56±0.04", "undecided"),  # within two deviations of the paper
+        (SURE, "0.53±0.04", "alike"),
+        ((0.4, 0.6), "0.7", "undecided"),  # within two standard errors of ours
+        ((0.3, 0.7), "0.5", "undecided"),  # equal by chance
+        ((0.5,), "0.5", "undecided"),  # one seed says little,
+        ((0.5,), "0.56", "differs"),  # but may be too far away
+        (SURE, "", None),
+        ((), "0.9", None),
+        (SURE, "-0.049", "differs"),
+        ((0.0179, 0.0179), "1.79e-2 ± 7.03e-5", "alike"),
+        ((1.12, 1.12), "1.12 (58 s)", "alike"),
     ],
 )
-def test_a_difference_is_one_beyond_chance(
-    values: tuple[float, ...], paper: str, differs: bool
+def test_a_cell_is_alike_only_if_it_is_known_well_enough(
+    values: tuple[float, ...], paper: str, verdict: str | None
 ) -> None:
-    assert cell(values, paper).differs(0.05) is differs
+    assert cell(values, paper).verdict(0.05) == verdict
 
 
 def test_values_are_compared_in_three_ways() -> None:

@@ -130,7 +130,9 @@ def processes_of(home: Path) -> set[str]:
 
 
 def files_in(folder: Path) -> set[Path]:
-    return {path.relative_to(folder) for path in folder.rglob("*")}
+    """Return what lies in a folder, without the bytecode of what was imported."""
+    paths = {path.relative_to(folder) for path in folder.rglob("*")}
+    return {path for path in paths if "__pycache__" not in path.parts}
 
 
 @flower
