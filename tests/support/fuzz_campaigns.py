@@ -7,10 +7,8 @@ import secrets
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
@@ -18,22 +16,11 @@ from unittest.mock import patch
 import grpc
 import torch
 from flwr.app import Message, RecordDict
+from fuzz_alignments import Findings, alignments, repeat
 from fuzz_cases import Mutator
 from hostile_cases import CutGrid, train
-from rings import CONFIG, NAMES
 from vertical_cases import assert_equal
 
-from flower_vfl.alignment import AlignmentSettings, Identity, encode_ids
-from flower_vfl.alignment.handshake import Handshake
-from flower_vfl.alignment.messages import (
-    Hello,
-    pack_chunks,
-    pack_handshake,
-    pack_hellos,
-    unpack_chunks,
-    unpack_handshake,
-    unpack_hellos,
-)
 from flower_vfl.errors import VerticalError
 from flower_vfl.grids.resident import app as resident_app
 from flower_vfl.grids.resident.authentication import (
@@ -62,19 +49,6 @@ _HTTP2: Final = (
     b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     b"\x00\x00\x04\x01\x04\x00\x00\x00\x01\x83\x86\x84\x41"
 )
-
-
-@dataclass
-class Findings:
-    """How the cases of a campaign ended."""
-
-    ended: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def fail(self, what: str) -> None:
-        """Note something that must not happen."""
-        self.ended["failure"] += 1
-        self.failures.append(what)
 
 
 # --- a stranger ---------------------------------------------------------------------
@@ -279,7 +253,7 @@ def replies(mutator: Mutator, count: int) -> Findings:
         else:
             found.ended["a reply"] += 1
 
-    _repeat(count, one, found)
+    repeat(count, one, found)
     grid.close()
     return found
 
@@ -289,14 +263,6 @@ def _content(number: int) -> RecordDict:
     if number % 2:
         content.arrays = pack({"passive-1": torch.zeros(4, 3)})
     return content.records()
-
-
-def _repeat(count: int, one: Callable[[int], None], found: Findings) -> None:
-    for number in range(count):
-        try:
-            one(number)
-        except Exception:
-            found.fail(f"case {number}: {traceback.format_exc()}")
 
 
 # --- what reaches a node ------------------------------------------------------------
@@ -330,7 +296,7 @@ def requests(mutator: Mutator, count: int) -> Findings:
         except WireError:
             found.ended["refused"] += 1
 
-    _repeat(count, one, found)
+    repeat(count, one, found)
     return found
 
 
@@ -354,68 +320,6 @@ def _pretend(session: NodeSession, mutator: Mutator) -> str:
     except (RefusedError, WireError, ConnectionError):
         return "server refused"
     raise AssertionError("a node accepted a server without its token")
-
-
-# --- alignment ----------------------------------------------------------------------
-
-
-def alignments(mutator: Mutator, count: int) -> Findings:
-    """Align three parties with one mutated message each: the same ids or an error."""
-    found = Findings()
-    ids = [encode_ids(each) for each in ([1, 2, 3], [2, 3, 4], [3, 5])]
-    identities = {name: Identity() for name in NAMES}
-    pins = {name: identity.public for name, identity in identities.items()}
-    settings = {
-        name: AlignmentSettings(identity=identities[name], pins=pins) for name in NAMES
-    }
-
-    def one(number: int) -> None:
-        at = mutator.random.randrange(30)
-        turn = iter(range(1 << 30))
-
-        def travel(config: dict[str, Any]) -> Content:
-            return Content(config if next(turn) != at else mutator.entries(config))
-
-        config = replace(CONFIG, session=secrets.token_bytes(16), chunk_bytes=64)
-        try:
-            parties = {
-                name: Handshake(
-                    name,
-                    unpack_handshake(travel(pack_handshake(config))),
-                    settings[name],
-                    own,
-                )
-                for name, own in zip(NAMES, ids, strict=True)
-            }
-            hellos: list[Hello] = []
-            for party in parties.values():
-                hellos += unpack_hellos(travel(pack_hellos([party.hello()])))
-            for party in parties.values():
-                party.exchange_keys(hellos)
-            while any(party.has_more for party in parties.values()):
-                for party in parties.values():
-                    chunks = unpack_chunks(travel(pack_chunks(party.next_chunks(200))))
-                    for chunk in chunks:
-                        if chunk.header.receiver in parties:
-                            parties[chunk.header.receiver].receive([chunk])
-            saved = [party.finish() for party in parties.values()]
-        except VerticalError as error:
-            found.ended[f"error: {type(error).__name__}"] += 1
-            return
-        universes = {each.aligned.universe.tobytes() for each in saved}
-        rows = [set(each.aligned.positions.tolist()) for each in saved]
-        shared = [
-            len(rows[0] & rows[1]),
-            len(rows[1] & rows[2]),
-            len(rows[0] & rows[2]),
-        ]
-        if len(universes) != 1 or shared != [2, 1, 1] or len(set.union(*rows)) != 5:
-            found.fail(f"alignment {number}: another result: {shared}")
-        else:
-            found.ended["equal ids"] += 1
-
-    _repeat(count, one, found)
-    return found
 
 
 CAMPAIGNS: Final[dict[str, tuple[Callable[[Mutator, int], Findings], int]]] = {
