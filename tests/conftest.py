@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 
 import flwr.supercore  # noqa: F401 (it sets up the log)
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# No test cuts the power: what a killed process has written is there without it, and
+# the disk takes several milliseconds for each of thousands of files.
+os.fsync = lambda fd: None
 gc.disable()  # until all tests are collected: what is imported stays
 
 LOG = logging.getLogger("flwr")

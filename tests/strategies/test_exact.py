@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import covering
 from torch import Tensor, nn
 
 from flower_vfl import (
@@ -104,20 +105,17 @@ def weights(*modules: nn.Module) -> list[Tensor]:
     return [t for module in modules for t in module.state_dict().values()]
 
 
-@pytest.mark.parametrize("kind", ["plain", "dropout", "batch-norm"])
-@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
-@pytest.mark.parametrize("own_features", [False, True])
-@pytest.mark.parametrize("parties", [1, 3])
 @pytest.mark.parametrize(
-    ("task", "aggregation"),
-    [
-        ("binary", "concat"),
-        ("binary", "sum"),
-        ("multiclass", "concat"),
-        ("multiclass", "sum"),
-        ("regression", "concat"),
-        ("regression", "sum"),
-    ],
+    ("task", "aggregation", "parties", "own_features", "optimizer", "kind"),
+    covering(
+        ["binary", "multiclass", "regression"],
+        ["concat", "sum"],
+        [1, 3],
+        [False, True],
+        ["adam", "momentum"],
+        ["plain", "dropout", "batch-norm"],
+        strength=3,
+    ),
 )
 def test_split_run_is_bit_equal_to_the_plain_loop(
     task: str,
