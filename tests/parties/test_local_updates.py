@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flwr.serverapp import Grid
-from resident_cases import RUN_ID, PlainGrid
+from resident_cases import PlainGrid
 from resume_cases import PowerCutError, cut_at
 from sealed_cases import EPOCHS, RecordingGrid, sealed_app, sealed_grid, strategy
 from torch import Tensor, nn
@@ -53,7 +53,6 @@ from flower_vfl.parties.local_updates import (
     update_passive,
 )
 from flower_vfl.parties.schedule import Plan, Schedule, split_rows
-from flower_vfl.protocol import replay
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.strategies import Checkpoints
 
@@ -215,7 +214,6 @@ def test_flowers_messages(
 
 
 def test_resident_sessions(undisturbed: list[object], tmp_path: Path) -> None:
-    replay.forget(RUN_ID)
     plain = PlainGrid(resident(sealed_app()), 3)
     for context in plain.contexts.values():
         context.node_config["state-dir"] = str(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
-from resident_cases import RUN_ID, PlainGrid
+from resident_cases import PlainGrid
 from resume_cases import PowerCutError, cut_at
 from sealed_cases import (
     EPOCHS,
@@ -46,7 +46,6 @@ from flower_vfl import (
     resident,
 )
 from flower_vfl.grids.resident import ResidentGrid
-from flower_vfl.protocol import replay
 from flower_vfl.protocol.codecs import Int8, TopK
 from flower_vfl.protocol.messages import GRADIENT, TensorArray, Verb, read, to_tensor
 from flower_vfl.strategies import Checkpoints, Compression, Defense, build_defense
@@ -91,7 +90,6 @@ def test_flowers_messages(
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_resident_sessions(sealed: bool, undisturbed: Outcome, tmp_path: Path) -> None:
-    replay.forget(RUN_ID)
     plain = PlainGrid(resident(sealed_app()), 3)
     for context in plain.contexts.values():
         context.node_config["state-dir"] = str(tmp_path)

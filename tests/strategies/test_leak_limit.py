@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import covering
 from leak_cases import Record, deep_parties, flower_warnings, run
 from records_cases import series_of
 from strategy_cases import build_strategy
@@ -73,8 +74,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> VerticalResult:
     return start(tmp_path_factory.mktemp("whole"), Leakage(("mean",)))
 
 
-@pytest.mark.parametrize("window", [2, 3, 4])  # within, at the end of, after an epoch
-@pytest.mark.parametrize("every", [0, 1, 4])
+@pytest.mark.parametrize(  # within, at the end of, after an epoch
+    ("window", "every"), covering([2, 3, 4], [0, 1, 4], strength=1)
+)
 def test_a_stopped_run_is_kept_and_goes_on(
     window: int, every: int, undisturbed: VerticalResult, tmp_path: Path
 ) -> None:

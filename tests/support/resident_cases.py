@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_vfl.grids.resident import ResidentGrid
+from flower_vfl.protocol import replay
 
 RUN_ID = 17_000_000_000_000_000_001  # Flower's ids use all 64 bits
 
@@ -37,6 +38,7 @@ class PlainGrid(Grid):
     def __init__(
         self, app: ClientApp, nodes: int, unresponsive: Iterable[int] = ()
     ) -> None:
+        replay.forget(RUN_ID)  # what a test before this one has left
         self.app = app
         self.contexts = {
             1000 + i: Context(RUN_ID, 1000 + i, {"partition-id": i}, RecordDict(), {})
