@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from cli_cases import undrawn
 from docs_cases import (
     ROOT,
     blocks_of,
@@ -35,7 +36,6 @@ from flower_vfl.simulations.cli import options
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.datasets.registry import SOURCES
-from flower_vfl.simulations.report import REPORT_FILE
 from flower_vfl.simulations.runtime.engines import ENGINES, run_in_process
 from flower_vfl.strategies import alignment as aligning
 
@@ -75,13 +75,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 
 def short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def undrawn(folder: Path) -> Path:
-    """Stand in for the report of a study, whose charts take longer than its runs."""
-    path = folder / REPORT_FILE
-    path.write_text("")
-    return path
 
 
 WITH_EXAMPLES = [path for path in DOCUMENTS if blocks_of(path.read_text())]

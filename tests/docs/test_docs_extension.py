@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cli_cases import undrawn
 from docs_cases import ROOT, blocks_of, plugins_put_back, run_flower_vfl
+
+from flower_vfl.simulations.cli import options
 
 EXTEND = ROOT / "docs" / "how-to" / "extend.md"
 SMALL = ["--dataset", "breast-cancer", "--epochs", "1", "--limit", "120"]
@@ -51,8 +54,11 @@ def test_compare_takes_them_unasked(
 
 
 def test_sweep_varies_their_parameters(
-    files: list[str], capsys: pytest.CaptureFixture[str]
+    files: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(options, "write_report", undrawn)
     values = ["--set", "equal-length.factor=0.5,1", "--set", "smoothed.eps=0.1,0.3"]
     methods = ["--defense", "equal-length", "--defense", "objective=smoothed"]
     attack = ["--attack", "largest-entry"]
@@ -61,8 +67,6 @@ def test_sweep_varies_their_parameters(
     assert len(table) == 4
     assert list(table["defense"].unique()) == ["equal-length", "objective=smoothed"]
     assert table["leak_largest-entry"].between(0.0, 1.0).all()
-    page = Path(found["report"]).read_text()
-    assert "equal-length" in page and "smoothed" in page
 
 
 def test_without_the_plugin_the_name_is_unknown(

@@ -74,7 +74,7 @@ def test_the_trained_bottom_model_gives_labels_away(
     victim: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     settings = replace(QUICK, labels=16)
-    results = [attack(replace(settings, seed=seed), victim) for seed in range(3)]
+    results = [attack(replace(settings, seed=seed), victim) for seed in range(2)]
     assert results[0].metric == "accuracy"
     found = np.mean([[r.train_success, r.test_success] for r in results], axis=0)
     alone = np.mean(
@@ -82,7 +82,7 @@ def test_the_trained_bottom_model_gives_labels_away(
     )
     assert (found > alone + 0.2).all()
     assert results[0].train_success == results[0].train["accuracy"]
-    assert len({result.rows for result in results}) == 3
+    assert len({result.rows for result in results}) == 2
 
 
 def test_an_untrained_bottom_model_gives_nothing_away() -> None:
@@ -198,8 +198,9 @@ def words_case() -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
     return small_network(40), (words,), (words[:, :20].sum(1) > 3.5).long()
 
 
-@pytest.mark.parametrize("make", [table_case, image_case, words_case])
-@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize(
+    ("make", "freeze"), [(table_case, False), (image_case, True), (words_case, True)]
+)
 def test_kinds_of_inputs(
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...], Tensor]], freeze: bool
 ) -> None:

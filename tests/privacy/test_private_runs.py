@@ -7,6 +7,7 @@ gradient, loss and validation metric must then be equal to the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,92 +179,71 @@ def teacher(inputs: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 4), nn.Dropout(0.2), nn.Linear(4, classes))
 
 
-SHORT = {"teacher_epochs": 3}
+SHORT: dict[str, Any] = {"teacher_epochs": 3}
 WITH_OWN = {"featured": True}
+GAUSSIAN = f"{PRIVATE},mechanism=gaussian"
+
+
+def entropy() -> Objective:
+    return CrossEntropy(top(3))
+
+
+def three_entropy() -> Objective:
+    return CrossEntropy(nn.Linear(2 * WIDTH, 3), 3)
+
+
+def gafm(classes: int = 2) -> Objective:
+    more: dict[str, Any] = {} if classes == 2 else {"classes": 3, "delta": 0.3}
+    return GAFM(2 * WIDTH, **more, squashed=False)
+
+
+def squared_error() -> Objective:
+    return MeanSquaredError(nn.Linear(2 * WIDTH, 1), 20.0, 10.0)
+
+
+def kdk() -> Objective:
+    return KDk(nn.Linear(2 * WIDTH, 3), teacher(2 * WIDTH, 3), 3, **SHORT)
+
+
 OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Tensor], str, Any]]
 OBJECTIVES = {
     **{
-        f"cross-entropy, {loss}": (
-            lambda: CrossEntropy(top(3)),
-            binary,
-            f"{PRIVATE},loss={loss}",
-            WITH_OWN,
-        )
+        f"cross-entropy, {loss}": (entropy, binary, f"{PRIVATE},loss={loss}", WITH_OWN)
         for loss in ("plain", "unbiased", "forward", "auto")
     },
     **{
-        f"gaussian, {loss}": (
-            lambda: CrossEntropy(top(3)),
-            binary,
-            f"{PRIVATE},mechanism=gaussian,loss={loss}",
-            WITH_OWN,
-        )
+        f"gaussian, {loss}": (entropy, binary, f"{GAUSSIAN},loss={loss}", WITH_OWN)
         for loss in ("plain", "forward")
     },
-    "three classes": (
-        lambda: CrossEntropy(nn.Linear(2 * WIDTH, 3), 3),
-        three,
-        f"{PRIVATE},loss=auto",
-        {},
-    ),
-    "a prior": (
-        lambda: CrossEntropy(nn.Linear(2 * WIDTH, 3), 3),
-        three,
-        "epsilon=1,key=7,prior=0.45+0.45+0.1",
-        {},
-    ),
+    "three classes": (three_entropy, three, f"{PRIVATE},loss=auto", {}),
+    "a prior": (three_entropy, three, "epsilon=1,key=7,prior=0.45+0.45+0.1", {}),
     "three classes, gaussian": (
-        lambda: CrossEntropy(nn.Linear(2 * WIDTH, 3), 3),
+        three_entropy,
         three,
-        f"{PRIVATE},mechanism=gaussian,loss=forward",
+        f"{GAUSSIAN},loss=forward",
         {},
     ),
-    "gafm": (lambda: GAFM(2 * WIDTH, squashed=False), binary, PRIVATE, {}),
-    "gafm, gaussian": (
-        lambda: GAFM(2 * WIDTH, squashed=False),
-        binary,
-        f"{PRIVATE},mechanism=gaussian",
-        {},
-    ),
-    "gafm, three classes": (
-        lambda: GAFM(2 * WIDTH, classes=3, delta=0.3, squashed=False),
-        three,
-        PRIVATE,
-        {},
-    ),
+    "gafm": (gafm, binary, PRIVATE, {}),
+    "gafm, gaussian": (gafm, binary, GAUSSIAN, {}),
+    "gafm, three classes": (partial(gafm, 3), three, PRIVATE, {}),
     "ladistill, features": (
-        lambda: LADistill(top(3), teacher(COLUMNS, 2), **SHORT),  # type: ignore[arg-type]
+        lambda: LADistill(top(3), teacher(COLUMNS, 2), **SHORT),
         binary,
         PRIVATE,
         WITH_OWN,
     ),
     "ladistill, embeddings": (
-        lambda: LADistill(top(2), teacher(2 * WIDTH, 2), **SHORT),  # type: ignore[arg-type]
+        lambda: LADistill(top(2), teacher(2 * WIDTH, 2), **SHORT),
         binary,
         PRIVATE,
         {},
     ),
-    "kdk": (
-        lambda: KDk(nn.Linear(2 * WIDTH, 3), teacher(2 * WIDTH, 3), 3, **SHORT),  # type: ignore[arg-type]
-        three,
-        PRIVATE,
-        {},
-    ),
+    "kdk": (kdk, three, PRIVATE, {}),
     **{
-        f"regression, {loss}": (
-            lambda: MeanSquaredError(nn.Linear(2 * WIDTH, 1), 20.0, 10.0),
-            values,
-            f"{RANGE},loss={loss}",
-            {},
-        )
+        f"regression, {loss}": (squared_error, values, f"{RANGE},loss={loss}", {})
         for loss in ("plain", "forward", "auto")
     },
-    "regression, gaussian": (
-        lambda: MeanSquaredError(nn.Linear(2 * WIDTH, 1), 20.0, 10.0),
-        values,
-        f"{RANGE},mechanism=gaussian",
-        {},
-    ),
+    "regression, gaussian": (squared_error, values, f"{RANGE},mechanism=gaussian", {}),
 }
 
 

@@ -15,6 +15,7 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.simulations import plugins
 from flower_vfl.simulations.datasets import data_folders
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS
+from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Trial, run_study
 from flower_vfl.strategies import DEFENSES as KNOWN_DEFENSES
 
@@ -56,6 +57,13 @@ def made_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = run_study(folder, "compare", "breast-cancer, 4 defenses", trials, bar=False)
     assert len(study.documents) == 8 and not study.errors
     return folder
+
+
+@pytest.fixture(scope="session")
+def made_report(made_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report of the study, which no test may change."""
+    folder = tmp_path_factory.mktemp("report") / "study"
+    return write_report(Path(shutil.copytree(made_study, folder)))
 
 
 @pytest.fixture

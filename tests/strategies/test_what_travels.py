@@ -1,18 +1,22 @@
-"""Features, labels and ids are in no message."""
+"""Features, labels and ids are in no message, embeddings in none of a sealed run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
+from sealed_cases import EPOCHS, RecordingGrid, sealed_grid, strategy
 from torch import Tensor, nn
 from vertical_cases import ROWS, HookedGrid, features, labels, make_label, make_passive
 
 from flower_vfl import CrossEntropy, InProcessGrid, LabelParty, PassiveParty, in_process
+from flower_vfl.protocol import replay
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.strategies import Checkpoints, VerticalStrategy
 
@@ -129,3 +133,59 @@ def test_trusted_labels_are_the_only_exception() -> None:
     VerticalStrategy(batch_size=16, defense=[Needs()]).start(grid, num_rounds=1)
     rows = label.configured().training_batches(1)[0]
     assert labels()[rows].float().numpy().tobytes() in b"".join(sent)
+
+
+def patterns(tensors: list[Tensor]) -> set[bytes]:
+    """Return the bytes of all pairs of neighbours; a single float may be chance."""
+    found: set[bytes] = set()
+    for tensor in tensors:
+        flat = tensor.detach().numpy().flatten()
+        pairs = np.stack([flat[:-1], flat[1:]], axis=1)
+        found |= {pair.tobytes() for pair in pairs if pair.all()}
+    return found
+
+
+@pytest.fixture
+def seen_tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """Collect all embeddings, gradients and predictions of the parties of this test."""
+    tensors: list[Tensor] = []
+    for name in ("forward", "embed_for_use"):
+        method = getattr(PassiveParty, name)
+
+        def keep(party: PassiveParty, *args: Any, _method: Any = method) -> Tensor:
+            tensors.append(_method(party, *args))
+            return tensors[-1]
+
+        monkeypatch.setattr(PassiveParty, name, keep)
+    backward = PassiveParty.backward
+
+    def keep_gradient(party: PassiveParty, step: int, gradient: Tensor) -> Any:
+        tensors.append(gradient)
+        return backward(party, step, gradient)
+
+    monkeypatch.setattr(PassiveParty, "backward", keep_gradient)
+    yield tensors
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_the_server_sees(sealed: bool, seen_tensors: list[Tensor]) -> None:
+    """The transcript of a sealed run has no float of an embedding or a gradient."""
+    with sealed_grid() as inner:
+        grid = RecordingGrid(inner)
+        strategy(sealed).start(grid, num_rounds=EPOCHS)
+        keys: set[bytes] = set()
+        for key, session in replay.sessions.items():
+            if key[0] == inner.run.run_id and session.seals is not None:
+                keys |= set(session.seals.keys.values())
+    everything = b"\0".join(grid.sent)
+    searched = patterns(seen_tensors)
+    assert len(searched) > 500 and len(everything) > 10_000
+    windows = {everything[i : i + 8] for i in range(len(everything) - 7)}
+    found = searched & windows
+    kinds = {array.dtype for array in grid.arrays}
+    if not sealed:
+        assert found == searched and kinds == {"float32"}
+        return
+    assert not found
+    assert kinds == {"uint8"} and len(grid.arrays) > 50
+    assert len(keys) == 4 and not any(key in everything for key in keys)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flower_vfl.simulations.cli import main as cli
+from flower_vfl.simulations.report import REPORT_FILE
 from flower_vfl.simulations.results import table
 
 
@@ -26,6 +28,13 @@ def call(
         code = leave.code if isinstance(leave.code, int) else 1
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def undrawn(folder: Path) -> Path:
+    """Stand in for the report of a study, whose charts take longer than its runs."""
+    path = folder / REPORT_FILE
+    path.write_text("")
+    return path
 
 
 def training_losses(document: Mapping[str, Any]) -> list[float]:

@@ -169,7 +169,7 @@ def trainings(mutator: Mutator, count: int) -> Findings:
             grid = CutGrid(_PARTIES, 1 << 30)
             start = time.monotonic()
             try:
-                states = train(grid, epochs=1, timeout=1.0)
+                states = train(grid, epochs=1, timeout=0.3)
                 _compare(states, expected, found, f"{where}: {mutator.note[:2000]}")
             except VerticalError as error:
                 found.ended[f"error: {type(error).__name__}"] += 1
@@ -177,7 +177,7 @@ def trainings(mutator: Mutator, count: int) -> Findings:
                 found.fail(f"{where}: {mutator.note[:2000]}: {traceback.format_exc()}")
             finally:
                 grid.close()
-            if time.monotonic() - start > 10.0:
+            if time.monotonic() - start > 60.0:
                 found.fail(f"{where}: {time.monotonic() - start:.1f} s")
     return found
 

@@ -47,7 +47,7 @@ def audited(command: Any) -> Any:
     return run
 
 
-def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any) -> None:
+def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any, drawn: None) -> None:
     """Flower's vertical example, with one line more: as it is, and defended."""
     found = {}
     few = (FEW[0], f"{FEW[1]},embedding", FEW[2])

@@ -37,10 +37,8 @@ def settings() -> dict[str, object]:
 
 
 def test_the_file_with_the_label_is_the_label_partys_and_the_run_works(
-    init: Init, monkeypatch: pytest.MonkeyPatch
+    init: Init,
 ) -> None:
-    report = "flower_vfl.simulations.cli.options.write_report"
-    monkeypatch.setattr(report, lambda folder: folder)  # takes long
     code, shown, error = init("init", "shop.csv", "bank.csv", "--label", "y")
     assert (code, error) == (0, "")
     assert shown == "wrote data.toml; next: flower-vfl run --config data.toml\n"

@@ -10,17 +10,10 @@ import pytest
 from cli_cases import call
 from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 
-from flower_vfl.simulations.cli import options
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.studies import trials as trials_module
 
 QUICK = ("matrix", "--quick", "--dataset", "breast-cancer", "--seeds", "1", "--json")
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the report, which takes longer than all runs."""
-    monkeypatch.setattr(options, "write_report", lambda folder: folder)
 
 
 def pretend(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -45,9 +45,9 @@ def plain_folder(study_folder: Path) -> Path:
 # --- what it says -----------------------------------------------------------------
 
 
-def test_summary_is_that_of_the_documents(plain_folder: Path) -> None:
-    _, page = read(write_report(plain_folder))
-    study = Study.load(plain_folder)
+def test_summary_is_that_of_the_documents(made_report: Path) -> None:
+    _, page = read(made_report)
+    study = Study.load(made_report.parent)
     heads = next(row for row in page.rows if "leak norm" in row)
     for defense in DEFENSES:
         name = "no defense" if defense == "none" else defense
@@ -147,9 +147,8 @@ def test_the_label_party_alone_is_a_line(tmp_path: Path, plain_folder: Path) -> 
     assert "label party alone" in read(write_report(tmp_path))[0]
 
 
-def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> None:
-    path = write_report(study_folder)
-    _, page = read(path)
+def test_every_section_is_there_and_the_file_is_small(made_report: Path) -> None:
+    _, page = read(made_report)
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
     assert sections == [
         *("summary", "tradeoff", "leak", "privacy", "utility", "gradients"),
@@ -160,7 +159,7 @@ def test_every_section_is_there_and_the_file_is_small(study_folder: Path) -> Non
     # 1 trade-off, 2 attacks x 2 parties, privacy, utility, 4 x 2 gradients, 4 x 2
     # embeddings, 1 calibration, time and bytes
     assert len(charts) == 1 + 4 + 1 + 1 + 8 + 8 + 1 + 2
-    assert path.stat().st_size < 1_500_000
+    assert made_report.stat().st_size < 1_500_000
     area = next(row for row in page.rows if row[0] == "marvell")
     assert area[2] == "2"  # settings of one curve
 
@@ -320,8 +319,9 @@ def test_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, out, _ = call(capsys, monkeypatch, "report", str(plain_folder))
-    assert code == 0 and out == f"{plain_folder / 'report.html'}\n"
+    run = next((plain_folder / "runs").iterdir())
+    code, out, _ = call(capsys, monkeypatch, "report", str(run))
+    assert code == 0 and out == f"{run / 'report.html'}\n"
     code, _, err = call(capsys, monkeypatch, "report", str(plain_folder / "runs"))
     assert code == 2 and "result.json" in err
 

@@ -264,6 +264,7 @@ def test_what_is_wrong_is_said_before_any_run(
 
 def test_own_methods_appear_in_compare_and_sweep(
     own: str,
+    drawn: None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -15,7 +15,6 @@ from browser import (
     TOLD,
     Page,
     box,
-    browser_page,
     count,
     draw,
     middle,
@@ -68,6 +67,7 @@ VISIBLE = """
     .map((node) => /setting: ([^;]*)/.exec(node.getAttribute("aria-label"))[1]),
 ])].sort().join(" ")
 """.replace("SETTINGS", json.dumps([d.replace("none", "no defense") for d in DEFENSES]))
+EVERYTHING = "iso:t=1 marvell:s=1 marvell:s=4 no defense"
 LEGEND = ".role-legend-label text"
 
 
@@ -86,21 +86,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    with browser_page() as page:
-        yield page
-
-
 @pytest.fixture
 def page(browser: Page, report: Path) -> Iterator[Page]:
-    draw(browser, report)
+    """The report; it is drawn once, and what a test has hidden is shown again."""
+    if not browser.run(f"document.body.dataset.kept === {json.dumps(str(report))}"):
+        draw(browser, report)
+        browser.run(f"document.body.dataset.kept = {json.dumps(str(report))}")
     yield browser
+    browser.run("document.getElementById('all').click()")
+    browser.wait(f"({VISIBLE}) === {json.dumps(EVERYTHING)}")
     assert browser.problems == []
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_chart_has_marks(
     browser: Page, report: Path, width: int, dark: bool
 ) -> None:
@@ -171,7 +169,7 @@ def test_the_wheel_zooms_with_shift_only(page: Page) -> None:
 
 
 def test_a_legend_hides_a_series_everywhere(page: Page) -> None:
-    assert page.run(VISIBLE) == "iso:t=1 marvell:s=1 marvell:s=4 no defense"
+    assert page.run(VISIBLE) == EVERYTHING
     assert count(page, "#utility .mark-line path") == 4
     page.click(f"#utility {LEGEND}")
     page.wait("document.querySelectorAll('#utility .mark-line path').length === 3")

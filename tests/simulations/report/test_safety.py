@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import browser_page
+from browser import TOLD, Page, draw, middle
 from report_cases import read
 
 from flower_vfl.errors import ConfigError
@@ -71,26 +71,16 @@ def test_text_of_a_folder_is_never_markup(study_folder: Path) -> None:
         assert not [e for e in tree.iter() if e.tag.endswith(("script", "img"))]
 
 
-def test_tooltips_and_legends_show_text_only(study_folder: Path) -> None:
+def test_tooltips_and_legends_show_text_only(study_folder: Path, browser: Page) -> None:
     study = Study.load(study_folder)
     for trial in study.trials:
         trial["labels"] = {"defense": EVIL + trial["labels"]["defense"]}
     study.save()
-    path = write_report(study_folder)
-    with browser_page() as page:
-        page.open(path)
-        page.wait("document.body.dataset.drawn === 'yes'")
-        ring = "document.querySelector('#tradeoff .role-mark [aria-label]')"
-        x, y, width, height = page.run(
-            f"(() => {{ {ring}.scrollIntoView({{block: 'center'}});"
-            f"const r = {ring}.getBoundingClientRect();"
-            "return [r.x, r.y, r.width, r.height]; })()"
-        )
-        page.move(x + width / 2, y + height / 2)
-        told = "document.querySelector('#vg-tooltip-element.visible')?.innerText"
-        page.wait(f"({told} ?? '').includes('<script>alert(1)')")
-        assert page.run("document.querySelectorAll('img, script').length") == 2
-        assert page.problems == []
+    draw(browser, write_report(study_folder))
+    browser.move(*middle(browser, "#tradeoff .role-mark [aria-label]"))
+    browser.wait(f"{TOLD}.includes('<script>alert(1)')")
+    assert browser.run("document.querySelectorAll('img, script').length") == 2
+    assert browser.problems == []
 
 
 def test_text_of_a_folder_is_never_an_expression(study_folder: Path) -> None:
@@ -117,8 +107,8 @@ def expressions(spec: Any) -> Iterator[Any]:
             yield from expressions(value)
 
 
-def test_nothing_is_fetched_and_no_other_script_may_run(study_folder: Path) -> None:
-    text, page = read(write_report(study_folder))
+def test_nothing_is_fetched_and_no_other_script_may_run(made_report: Path) -> None:
+    text, page = read(made_report)
     policy = next(a for t, a in page.elements if t == "meta" and "http-equiv" in a)
     assert policy["content"] is not None
     assert policy["content"].startswith("default-src 'none'")

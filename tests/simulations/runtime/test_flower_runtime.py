@@ -211,9 +211,9 @@ def test_a_run_without_end_is_stopped(app: Path, tmp_path: Path) -> None:
 def test_a_run_is_stopped_after_its_time(app: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     start = time.monotonic()
-    with pytest.raises(VerticalError, match=r"did not end within 4\.0 s"):
-        run_app(app, run_config={}, nodes=1, home=home, timeout=4.0)
-    assert 4 <= time.monotonic() - start < 15
+    with pytest.raises(VerticalError, match=r"did not end within 2\.0 s"):
+        run_app(app, run_config={}, nodes=1, home=home, timeout=2.0)
+    assert time.monotonic() - start >= 2.0
     assert processes_of(home) == set()
 
 

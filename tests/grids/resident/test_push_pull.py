@@ -1,0 +1,64 @@
+"""Messages that are pushed, and replies that are pulled or waited for."""
+
+from __future__ import annotations
+
+import time
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from resident_cases import GridMaker, sleep_record, to_all, weights
+
+
+def test_push_and_pull(make_grid: GridMaker) -> None:
+    grid = make_grid(2)
+    ids = list(grid.push_messages(to_all(grid, weights(), "train")))
+    assert len(set(ids)) == 2
+    got: list[Message] = []
+    end = time.monotonic() + 5
+    while len(got) < 2 and time.monotonic() < end:
+        got += grid.pull_messages(ids)
+    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids)
+
+
+def test_receive_waits_for_the_first_reply(make_grid: GridMaker) -> None:
+    # Nodes of one actor take turns, so each has a thread of its own here.
+    grid = make_grid(2, detached=False)
+    one, two = grid.get_node_ids()
+    slow, quick = (
+        next(iter(grid.push_messages([Message(sleep_record(s), node, "query.slow")])))
+        for node, s in ((one, 0.4), (two, 0.0))
+    )
+    [first] = grid.receive([slow, quick], 30.0)
+    assert first.metadata.reply_to_message_id == quick
+    assert not list(grid.receive([slow], 0.01))
+    [last] = grid.receive([slow], 30.0)
+    assert last.metadata.reply_to_message_id == slow
+
+
+def test_a_node_handles_messages_in_order(make_grid: GridMaker) -> None:
+    grid = make_grid(1)
+    assert grid.ordered and not make_grid(1, on_missing="plain").ordered
+    [node] = grid.get_node_ids()
+    waiting = [
+        next(iter(grid.push_messages([Message(weights(), node, "train")])))
+        for _ in range(5)
+    ]
+    counts = {}
+    while len(counts) < len(waiting):
+        for reply in grid.receive(set(waiting) - counts.keys(), 30.0):
+            count = reply.content.config_records["count"]["n"]
+            counts[reply.metadata.reply_to_message_id] = count
+    assert [counts[each] for each in waiting] == [1, 2, 3, 4, 5]
+
+
+def test_receive_reports_a_session_that_ends(make_grid: GridMaker) -> None:
+    grid = make_grid(1)
+    [node] = grid.get_node_ids()
+    message = Message(sleep_record(0.2), node, "query.slow")
+    [waiting] = grid.push_messages([message])
+    server = grid._server
+    assert server is not None
+    with server.condition:
+        server.end(server.sessions[node], "for the test")
+    [reply] = grid.receive([waiting], 30.0)
+    assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
