@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,8 @@ def test_codecs_change_the_run(undisturbed: Outcome, tmp_path: Path) -> None:
     assert losses(plain) != undisturbed[1]
 
 
-@pytest.mark.parametrize(
-    "choose",
-    [
-        pytest.param(lambda count: -1, id="a new process per message"),
-        pytest.param(lambda count: count // 4 % 2, id="two processes, now and then"),
-    ],
-)
-def test_flowers_messages(
-    choose: Callable[[int], int], undisturbed: Outcome, tmp_path: Path
-) -> None:
-    grid = StatelessGrid(sealed_app(), 3, {"state-dir": str(tmp_path)}, choose)
+def test_flowers_messages(undisturbed: Outcome, tmp_path: Path) -> None:
+    grid = StatelessGrid(sealed_app(), 3, {"state-dir": str(tmp_path)})
     assert_equal(outcome(grid, tmp_path), undisturbed)
 
 
@@ -97,8 +88,9 @@ def test_resident_sessions(sealed: bool, undisturbed: Outcome, tmp_path: Path) -
         assert_equal(outcome(grid, tmp_path, sealed), undisturbed)
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("codec", ["int8", "topk:keep=0.4,feedback=true"])
+@pytest.mark.parametrize(
+    ("codec", "sealed"), [("int8", False), ("topk:keep=0.4,feedback=true", True)]
+)
 def test_a_resumed_run_is_equal(codec: str, sealed: bool, tmp_path: Path) -> None:
     def start(grid: Grid, folder: Path, **options: Any) -> None:
         kept = Checkpoints(every=2, keep_final=True, folder=folder)

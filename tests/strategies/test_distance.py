@@ -49,8 +49,7 @@ def test_each_of_them_changes_the_run(
             assert run(folder, grid, **{**ALL, **changed})[1] != undisturbed[1]
 
 
-@pytest.mark.parametrize("kind", [HookedGrid, PushedGrid])
-@pytest.mark.parametrize("count", [4, 9])
+@pytest.mark.parametrize(("kind", "count"), [(HookedGrid, 4), (PushedGrid, 9)])
 def test_a_run_resumed_in_mid_epoch_ends_the_same(
     kind: type[HookedGrid], count: int, undisturbed: list[object], tmp_path: Path
 ) -> None:

@@ -64,14 +64,13 @@ def cut(message: Message, seen: dict[str, int], verb: Verb, count: int) -> None:
         raise PowerCutError
 
 
-@pytest.mark.parametrize("kind", [HookedGrid, PushedGrid])
 @pytest.mark.parametrize(
-    ("verb", "count", "every"),
+    ("kind", "verb", "count", "every"),
     [
-        pytest.param(Verb.TRAIN_STEP, 4, 3, id="in mid-epoch"),
-        pytest.param(Verb.TRAIN_STEP, 9, 1, id="a checkpoint at every step"),
-        pytest.param(Verb.FORWARD, 15, 4, id="one party ahead of the other"),
-        pytest.param(Verb.BACKWARD, 2, 5, id="at the end of an epoch"),
+        pytest.param(HookedGrid, Verb.TRAIN_STEP, 4, 3, id="in mid-epoch"),
+        pytest.param(PushedGrid, Verb.TRAIN_STEP, 9, 1, id="one at every step"),
+        pytest.param(PushedGrid, Verb.FORWARD, 15, 4, id="one party ahead"),
+        pytest.param(HookedGrid, Verb.BACKWARD, 2, 5, id="at the end of an epoch"),
     ],
 )
 def test_a_resumed_run_ends_as_the_undisturbed_one(
@@ -90,8 +89,9 @@ def test_a_resumed_run_ends_as_the_undisturbed_one(
         assert_equal(run(tmp_path, kind(grid), resume=True, **saved), undisturbed)
 
 
-@pytest.mark.parametrize("kind", [HookedGrid, PushedGrid])
-@pytest.mark.parametrize("party", ["label", "passive-2"])
+@pytest.mark.parametrize(
+    ("kind", "party"), [(HookedGrid, "label"), (PushedGrid, "passive-2")]
+)
 def test_a_party_that_loses_its_memory_is_rewound(
     kind: type[HookedGrid], party: str, undisturbed: list[object], tmp_path: Path
 ) -> None:

@@ -113,8 +113,9 @@ def test_the_end_of_an_early_stopped_run_survives_a_power_cut(tmp_path: Path) ->
     assert_equal(outcome(cut, result), expected)
 
 
-@pytest.mark.parametrize("party", ["label", "passive-2"])
-@pytest.mark.parametrize("on_disk", [True, False])
+@pytest.mark.parametrize(
+    ("party", "on_disk"), [("label", True), ("passive-2", False), ("label", False)]
+)
 def test_a_party_that_loses_its_memory_is_rewound(
     party: str, on_disk: bool, undisturbed: list[object], tmp_path: Path
 ) -> None:
