@@ -33,6 +33,7 @@ from flower_vfl.alignment import groups
 from flower_vfl.grids.resident import Limits, ResidentGrid
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.simulations.cli import options
+from flower_vfl.simulations.cli import report as report_command
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.datasets.registry import SOURCES
@@ -101,6 +102,8 @@ def test_examples_run_and_print_what_is_shown(
     name = short(document)
     if document != README:  # one study is drawn; the report has tests of its own
         monkeypatch.setattr(options, "write_report", undrawn)
+        if name != "docs/report.md":
+            monkeypatch.setattr(report_command, "write_report", undrawn)
     blocks, never = shortened(blocks_of(document.read_text())), NEVER.get(name)
     count = run_document(blocks, name, capsys, workshop, never)
     assert count >= RUN_AT_LEAST.get(name, 0 if never else 1)

@@ -30,7 +30,7 @@ def call(
     return code, captured.out, captured.err
 
 
-def undrawn(folder: Path) -> Path:
+def undrawn(folder: Path, pictures: bool = False) -> Path:
     """Stand in for the report of a study, whose charts take longer than its runs."""
     path = folder / REPORT_FILE
     path.write_text("")

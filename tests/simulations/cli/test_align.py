@@ -304,14 +304,11 @@ def test_what_needs_labels_by_row_is_refused(changes: dict[str, Any]) -> None:
         make_strategy(config)
 
 
+@pytest.mark.extra  # the app is aligned above, and runs under `flwr run` in test_app
 @pytest.mark.flower
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("transport", "engine"),
-    [
-        pytest.param("plain", "flower", marks=pytest.mark.extra),
-        ("resident", "ray"),
-    ],
+    ("transport", "engine"), [("plain", "flower"), ("resident", "ray")]
 )
 def test_flwr_run_aligns_three_parties_and_trains_on_the_union(
     transport: str, engine: str, tmp_path: Path
@@ -321,7 +318,7 @@ def test_flwr_run_aligns_three_parties_and_trains_on_the_union(
     config = config_of(
         files, out=str(out), state_dir=str(out / "parties"), transport=transport
     )
-    run_app(APP, run_config=config.to_run_config(), nodes=3, timeout=240)
+    run_app(APP, run_config=config.to_run_config(), nodes=3, timeout=600)
     document = json.loads((out / "result.json").read_text())
     assert document["engine"] == engine
     losses = training_losses(document)
