@@ -301,9 +301,7 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
         setting=("setting", "first"), **names, untrained=("untrained", _reason)
     )
     own = own.join(largest).join(strongest.rename("largest_attack")).reset_index()
-    counts = own.groupby("dataset")["method"].nunique()
-    common = counts.index[counts == own["method"].nunique()]
-    shared = own[own["dataset"].isin(common)] if len(common) else own
+    shared = own[own["dataset"].isin(common_datasets(own))]
     numbers = {n: (n, "mean") for n in (*names, "largest_leak")}
     over_all = shared.groupby("method", sort=False).agg(
         **numbers, untrained=("untrained", _reason)
@@ -319,6 +317,14 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
     order = ["dataset", "method", "setting", "rank", "dcs", "leak", "largest_leak"]
     order += ["largest_attack", "utility", "utility_none", "untrained"]
     return whole.assign(rank=rank)[order].reset_index(drop=True)
+
+
+def common_datasets(ranked: pd.DataFrame) -> list[str]:
+    """Return the datasets on which all methods were run, all if there is none."""
+    own = ranked[ranked["dataset"] != ALL]
+    counts = own.groupby("dataset", sort=False)["method"].nunique()
+    common = counts.index[counts == own["method"].nunique()]
+    return [str(name) for name in (common if len(common) else counts.index)]
 
 
 def _reason(reasons: pd.Series[str]) -> str:
