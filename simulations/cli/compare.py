@@ -23,13 +23,13 @@ from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import WHOLE_RUN, shown_whole, utilities
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.target import find_settings
+from flower_vfl.simulations.studies.tradeoff import comparison, verdict
 from flower_vfl.simulations.studies.trials import (
     Trial,
     check_trials,
     default_attacks,
     task_of,
 )
-from flower_vfl.simulations.studies.verdict import comparison, verdict
 
 from .options import (
     AsJson,

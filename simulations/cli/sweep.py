@@ -19,9 +19,8 @@ from flower_vfl.simulations.studies.methods import (
 )
 from flower_vfl.simulations.studies.run_metrics import shown_whole
 from flower_vfl.simulations.studies.study import TABLES, run_study
-from flower_vfl.simulations.studies.tradeoff import tradeoff
+from flower_vfl.simulations.studies.tradeoff import comparison, tradeoff, verdict
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
-from flower_vfl.simulations.studies.verdict import comparison, verdict
 
 from .options import (
     AsJson,

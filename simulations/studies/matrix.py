@@ -28,8 +28,8 @@ from flower_vfl.specs import parse_spec
 from .methods import VANILLA, parse_method
 from .run_metrics import completions, largest_leaks, utilities
 from .study import Study
+from .tradeoff import untrained
 from .trials import Trial, check_run, task_of
-from .verdict import untrained
 
 MATRIX, ALL = "matrix", "all datasets"
 STAGE, TUNING, REPORTED = "stage", "tuning", "reported"
