@@ -15,7 +15,7 @@ from flower_vfl.errors import ConfigError, VerticalError
 _NAMES = "init run compare report audit predict inspect align key select scale sweep "
 _NAMES += "matrix reproduce new"
 COMMANDS = {name: name for name in _NAMES.split()}  # their modules
-COMMANDS |= {"key": "align", "audit": "report"}
+COMMANDS |= {"key": "align", "audit": "report", "inspect": "init"}
 
 
 class Commands(TyperGroup):

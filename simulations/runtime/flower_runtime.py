@@ -46,7 +46,7 @@ from flower_vfl.errors import ConfigError, VerticalError, check_name
 from .process_reaper import ProcessReaper
 
 if TYPE_CHECKING:
-    from flower_vfl.simulations.deployment.certificates import ServerFiles
+    from flower_vfl.simulations.deployment.cluster import ServerFiles
 
 ConfigValue = str | int | float | bool
 
