@@ -37,7 +37,7 @@ from flower_vfl.strategies import (
     build_tracker,
 )
 from flower_vfl.strategies.alignment import NONE
-from flower_vfl.strategies.node_table import read_node_table
+from flower_vfl.strategies.setup import read_node_table
 
 from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
 from .capture import check_capture

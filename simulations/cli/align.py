@@ -21,7 +21,7 @@ from flower_vfl.alignment.psu import AlignedIds
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.datasets import read_party_file
-from flower_vfl.simulations.datasets.checks import check_spelling
+from flower_vfl.simulations.datasets.party_files import check_spelling
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 

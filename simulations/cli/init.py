@@ -18,8 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import infer_task, read_party_file
 from flower_vfl.simulations.printing import text_table
 
-from ..datasets.checks import check_spelling, label_warnings, written_as
-from ..datasets.party_files import PartyFile
+from ..datasets.party_files import PartyFile, check_spelling, label_warnings, written_as
 from ..datasets.reading import read_cells
 from .options import AsJson, option
 
