@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import typer
@@ -20,7 +20,6 @@ from flower_vfl.simulations.printing import text_table
 
 from ..datasets.party_files import PartyFile, check_spelling, label_warnings, written_as
 from ..datasets.reading import read_cells
-from .options import AsJson, option
 
 _HEADS = ["column", "type", "remarks", "different", "missing", "unreadable"]
 _LABELS = ("label", "target", "y", "class")  # usual names
@@ -37,15 +36,12 @@ _USUAL = """\
 
 
 def init(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="CSV or Parquet files, one for each party."),
-    ] = None,
-    label: Annotated[str, option("Label column; its file is the label party's.")] = "",
-    id_column: Annotated[str, option("Column with the ids.", "--id")] = "",
-    task: Annotated[str, option("As for 'run'; inferred if not given.")] = "",
-    missing: Annotated[list[str] | None, option("As for 'run'; repeatable.")] = None,
-    out: Annotated[Path, option("File to write.")] = Path("data.toml"),
+    files: list[Path] | None = None,
+    label: str = "",
+    id_column: str = "",
+    task: str = "",
+    missing: list[str] | None = None,
+    out: Path = Path("data.toml"),
 ) -> None:
     """Look at your files and write a commented configuration for 'run --config'.
 
@@ -194,16 +190,13 @@ def _one_line(text: str) -> str:
 
 
 def inspect(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="CSV or Parquet files, the label party's first."),
-    ],
-    id_column: Annotated[str, option("Column with the ids.", "--id")] = "id",
-    label: Annotated[str, option("Label column of the first file.")] = "",
-    task: Annotated[str, option("Same as for 'run'.")] = "",
-    missing: Annotated[list[str] | None, option("Same as for 'run'.")] = None,
-    drop: Annotated[list[str] | None, option("Same as for 'run'.")] = None,
-    as_json: AsJson = False,
+    files: list[Path],
+    id_column: str = "id",
+    label: str = "",
+    task: str = "",
+    missing: list[str] | None = None,
+    drop: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Show the inferred type and the problems of each column.
 

@@ -38,6 +38,8 @@ class LazyCommand(TyperCommand):
         """Parse the arguments of the command."""
         name = str(self.name)
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
+        if name != "new":  # which needs neither options.toml nor PyTorch
+            command = import_module(".options", __package__).described(name, command)
         own = typer.Typer(add_completion=False, rich_markup_mode="rich")
         own.command(name)(command)
         parser = typer.main.get_command(own)

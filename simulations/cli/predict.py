@@ -3,11 +3,10 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import typer
 from flwr.app import Context
 
 from flower_vfl.errors import ConfigError, check_name
@@ -32,21 +31,14 @@ from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
 
-from .options import AsJson, option
-
 
 def predict(
-    run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
-    split: Annotated[str, option("Rows to predict: test, valid or train.")] = "test",
-    label_party: Annotated[
-        str, option("File with new rows of the label party (for runs on files).")
-    ] = "",
-    passive: Annotated[
-        list[str] | None,
-        option("File with new rows of each passive party, in order."),
-    ] = None,
-    out: Annotated[Path | None, option("CSV file; default: standard output.")] = None,
-    as_json: AsJson = False,
+    run_folder: Path,
+    split: str = "test",
+    label_party: str = "",
+    passive: list[str] | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Predict with the saved model of a run."""
     set_log(verbose=False)

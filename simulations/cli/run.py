@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -36,7 +36,7 @@ from ..results import (
     save_result,
     table,
 )
-from .options import AsJson, option, results_folder, takes_settings
+from .options import takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
 # Settings with which probabilities may be off, so that their error is shown.
@@ -46,38 +46,13 @@ _LACKING = ("absent_labels", "absent_features", "calibration", "label_dp")
 @takes_settings()
 def run(
     config: RunConfig,
-    resume: Annotated[
-        bool, option("Continue from the newest checkpoint in --out.", "--resume")
-    ] = False,
-    engine: Annotated[
-        str,
-        option(
-            "in-process: all parties in this process (fast). stacked: the same, with "
-            "passive parties of one shape computed as one (for many parties). ray: "
-            "parties are Flower clients under 'flwr run', kept in memory by Ray "
-            "actors. flower: the same with one plain Flower message per request "
-            "(slow)."
-        ),
-    ] = "in-process",
-    out: Annotated[
-        Path | None,
-        option(
-            "Folder for result.json and the trained modules.", callback=results_folder
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, option("Replace the run in --out.", "--overwrite")
-    ] = False,
-    alone: Annotated[
-        bool,
-        option(
-            "Also train a model of the label party's own columns, to show what the "
-            "other parties add.",
-            "--alone/--no-alone",
-        ),
-    ] = True,
-    as_json: AsJson = False,
-    verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
+    resume: bool = False,
+    engine: str = "in-process",
+    out: Path | None = None,
+    overwrite: bool = False,
+    alone: bool = True,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Train one model over several parties; report its metrics and what leaks.
 
