@@ -25,17 +25,7 @@ from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
-from ..results import (
-    ALONE,
-    GUESS,
-    LOSSES,
-    PARTIES_FOLDER,
-    PRIVACY,
-    RESULT_FILE,
-    RUN,
-    save_result,
-    table,
-)
+from .. import results
 from .options import takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
@@ -64,8 +54,8 @@ def run(
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
-    left = (RESULT_FILE, f"{PARTIES_FOLDER}/{RESERVED}/*.pt")  # by another run
-    found = out and any(any(out.glob(pattern)) for pattern in left)
+    kept = results.RESULT_FILE, f"{results.PARTIES_FOLDER}/{RESERVED}/*.pt"
+    found = out and any(any(out.glob(pattern)) for pattern in kept)  # of another run
     if found and not (resume or overwrite):
         raise ConfigError(
             f"'{out}' already holds a run; choose another --out, continue that run "
@@ -75,7 +65,7 @@ def run(
     config = replace(
         config,
         resume=resume,
-        state_dir=str(Path(folder) / PARTIES_FOLDER) if folder else "",
+        state_dir=str(Path(folder) / results.PARTIES_FOLDER) if folder else "",
         out=folder,
         transport="plain" if engine == "flower" else "resident",
     )
@@ -96,14 +86,14 @@ def run(
 
 def add_alone(document: dict[str, Any], config: RunConfig) -> None:
     """Add what the label party reaches alone to a result, and save it."""
-    records = table(document).assign(**{RUN: ""})
+    records = results.table(document).assign(**{results.RUN: ""})
     split, _, metric = main_metric(records).partition("_")
     if not metric:  # nothing was evaluated
         return
-    document[GUESS] = guess(config)
-    document[ALONE] = train_alone(config, int(records["epoch"].max()), split)
+    document[results.GUESS] = guess(config)
+    document[results.ALONE] = train_alone(config, int(records["epoch"].max()), split)
     if config.out:
-        save_result(document, Path(config.out))
+        results.save_result(document, Path(config.out))
 
 
 def alone_line(document: dict[str, Any], records: pd.DataFrame) -> str:
@@ -111,10 +101,11 @@ def alone_line(document: dict[str, Any], records: pd.DataFrame) -> str:
     config, found = document["config"], utilities(records)
     metric, value = found.iloc[0][["metric", "value"]]
     own = Path(config["label_party"]).name or "the label party"
-    text = f"{own} alone: {metric_name(metric)} {document[ALONE].get(metric, 0):.3f}"
-    if not document[ALONE]:
+    alone = document[results.ALONE]
+    text = f"{own} alone: {metric_name(metric)} {alone.get(metric, 0):.3f}"
+    if not alone:
         text = f"{own} has no columns of its own (a guess: {metric_name(metric)} "
-        text += f"{document[GUESS]:.3f})"
+        text += f"{document[results.GUESS]:.3f})"
     text += f"; with {_passive(config)}: {value:.3f}"
     if untrained(records).any():
         text += ", which did not train"
@@ -133,7 +124,7 @@ def _passive(config: dict[str, Any]) -> str:
 def show_result(document: dict[str, Any]) -> None:
     """Print a result document."""
     config, seconds = document["config"], document["seconds"]
-    records = table(document).assign(**{RUN: ""})
+    records = results.table(document).assign(**{results.RUN: ""})
     source = Path(config["label_party"]).name or config["dataset"] or "own files"
     title = f"{source}: {_passive(config)}"
     if config["defense"]:
@@ -164,15 +155,15 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(*_leakage(means.reset_index().assign(random=False), "value"))
     for line in [*_defense_lines(records), *_audit_lines(records)]:
         console.print(line)
-    promised = Guarantee.from_dict(document[PRIVACY])
+    promised = Guarantee.from_dict(document[results.PRIVACY])
     console.print(f"Labels: {promised.sentence}")
-    if losses := document[LOSSES]:
+    if losses := document[results.LOSSES]:
         tried = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
         console.print(f"the loss was chosen on the validation rows: {tried}")
     if document.get("completion"):
         console.print("model completion, and what the known labels alone achieve")
         console.print(*_completion(document["completion"]))
-    if ALONE in document:
+    if results.ALONE in document:
         console.print(alone_line(document, records), style="bold", markup=False)
     if document["stopped"]:
         console.print(f"stopped early: {document['stopped']}")

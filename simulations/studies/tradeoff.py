@@ -20,15 +20,8 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.simulations.printing import metric_name
 from flower_vfl.simulations.results import GUESS, RUN
 
+from . import run_metrics
 from .methods import VANILLA
-from .run_metrics import (
-    completions,
-    largest_leaks,
-    main_metric,
-    over_training,
-    utilities,
-    whole_run,
-)
 
 if TYPE_CHECKING:
     from .study import Study
@@ -86,8 +79,8 @@ def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataF
     `settings` has the setting of each run. A run without an evaluation or without an
     attack is left out.
     """
-    found, leaks = utilities(records), largest_leaks(records)
-    trained = over_training(records)
+    found, leaks = run_metrics.utilities(records), run_metrics.largest_leaks(records)
+    trained = run_metrics.over_training(records)
     found = found[np.isfinite(found["value"]) & found.index.isin(leaks[RUN])]
     points = {}
     for setting, own in found.groupby(settings.reindex(found.index), sort=False):
@@ -131,7 +124,7 @@ def tradeoff(study: Study) -> dict[str, Any]:
             "points": listed,
         }
     ranked = sorted(curves.items(), key=lambda item: -item[1]["area"])
-    return {"metric": main_metric(records), "curves": dict(ranked)}
+    return {"metric": run_metrics.main_metric(records), "curves": dict(ranked)}
 
 
 def untrained(records: pd.DataFrame) -> pd.Series[str]:
@@ -142,9 +135,9 @@ def untrained(records: pd.DataFrame) -> pd.Series[str]:
     than ten times that of the first. A guess has an AUC of 0.5, a ρ of 0, and for
     several classes the accuracy of always naming the largest one, where it is known.
     """
-    found = utilities(records)
+    found = run_metrics.utilities(records)
     known = found["metric"].map(_GUESSES).astype("float64")
-    guess = known.fillna(whole_run(records, GUESS)).fillna(0.0)
+    guess = known.fillna(run_metrics.whole_run(records, GUESS)).fillna(0.0)
     trained = found["value"] > guess + _LEAST * (1.0 - guess)
     why = pd.Series("", records[RUN].unique(), dtype=str).rename_axis(RUN)
     why[found.index[~trained]] = "no better than a guess"
@@ -161,14 +154,14 @@ def comparison(study: Study) -> dict[str, Any]:
     """Return a study as a table: one row for each setting that has a finished run."""
     records = study.records()
     methods = study.labels().drop(columns=SEED, errors="ignore").apply(_setting, axis=1)
-    done = completions(records).query("split == 'test'")
-    leaks = largest_leaks(records).rename(columns={"leak": "value"})
+    done = run_metrics.completions(records).query("split == 'test'")
+    leaks = run_metrics.largest_leaks(records).rename(columns={"leak": "value"})
     found = pd.concat([leaks, done]).assign(method=lambda part: part[RUN].map(methods))
     means = found.iloc[: len(leaks)].groupby(["method", "attack"])["value"].mean()
-    steps = whole_run(records, "seconds_step").rename("step").to_frame()
+    steps = run_metrics.whole_run(records, "seconds_step").rename("step").to_frame()
     # a run without an evaluation has a utility that is not a number
-    runs = steps.join(utilities(records)[["metric", "value", "regression"]])
-    trained = over_training(records)
+    runs = steps.join(run_metrics.utilities(records)[["metric", "value", "regression"]])
+    trained = run_metrics.over_training(records)
     runs = runs.join(trained).join(methods.rename("method"))
     runs = runs.assign(untrained=untrained(records))
     vanilla = runs["step"][runs["method"] == VANILLA].median()
@@ -195,7 +188,7 @@ def comparison(study: Study) -> dict[str, Any]:
             row["largest_attack"] = str(largest.idxmax())
         rows.append(row)
     errors = list(study.errors.values())
-    metric = main_metric(records)
+    metric = run_metrics.main_metric(records)
     return {"title": study.title, "metric": metric, "rows": rows, "errors": errors}
 
 
