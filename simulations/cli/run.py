@@ -54,8 +54,8 @@ def run(
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
-    kept = results.RESULT_FILE, f"{results.PARTIES_FOLDER}/{RESERVED}/*.pt"
-    found = out and any(any(out.glob(pattern)) for pattern in kept)  # of another run
+    files = results.RESULT_FILE, f"{results.PARTIES_FOLDER}/{RESERVED}/*.pt"
+    found = out and any(any(out.glob(pattern)) for pattern in files)  # of another run
     if found and not (resume or overwrite):
         raise ConfigError(
             f"'{out}' already holds a run; choose another --out, continue that run "
