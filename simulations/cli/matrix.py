@@ -15,7 +15,6 @@ import pandas as pd
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.attacks import split_attacks
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.results import read_json, write_whole
@@ -34,6 +33,7 @@ from flower_vfl.simulations.studies.matrix import (
 from flower_vfl.simulations.studies.methods import VANILLA
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
+from flower_vfl.specs import split_specs
 
 from .compare import seeds_of
 from .options import finish, takes_settings
@@ -73,7 +73,7 @@ def matrix(
     """
     grid = Grid.read(grid_file, quick).only(datasets or [], methods or [])
     config = replace(config, **_QUICK) if quick else config
-    if given := split_attacks(config.attack):
+    if given := split_specs(config.attack):
         grid = replace(grid, attacks=given, tuning_attacks=given)
     reported = seeds_of(seeds, 0)
     if tuning_seed in reported:

@@ -17,7 +17,7 @@ from flower_vfl.alignment import GROUPS, NORMALISERS
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
-from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.attacks import COMPLETIONS
 from flower_vfl.simulations.config import (
     ABOUT,
     DEFENSE,
@@ -34,6 +34,7 @@ from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
+from flower_vfl.specs import split_specs
 from flower_vfl.strategies import (
     CODECS,
     DEFENSES,
@@ -258,7 +259,7 @@ def defaults_of(path: Path) -> dict[str, Any]:
         if name == "out" and not value:
             continue  # an empty path would be the current folder
         if name in LISTS:
-            value = split_attacks(value)
+            value = split_specs(value)
         defaults[OPTIONS.get(option, option)] = value
     return defaults
 

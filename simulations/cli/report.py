@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from flower_vfl.leakage.recording import read_recording
-from flower_vfl.simulations.attacks import split_attacks
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.report import (
     PICTURES_FOLDER,
@@ -16,6 +15,7 @@ from flower_vfl.simulations.report import (
 )
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
+from flower_vfl.specs import split_specs
 
 from .options import finish
 
@@ -64,7 +64,7 @@ def audit(
         found,
         out or Path("runs") / f"audit-{recording.stem}",
         recording.name,
-        split_attacks(attack),
+        split_specs(attack),
         defenses or DEFENSES,
         task or None,  # type: ignore[arg-type]  # infer_task refuses others
     )

@@ -81,15 +81,6 @@ def dcs(
     MP*. A defense whose model is better than the undefended one loses nothing: the
     second difference is then 0, and so is the first for an attack worse than a guess.
 
-    Parameters
-    ----------
-    leak : ArrayLike
-        Leak AUC of an attack.
-    utility, utility_none : ArrayLike
-        The main metric with the defense and without one.
-    beta : float (default: 0.5)
-        Weight of the utility, from 0 to 1.
-
     Examples
     --------
     >>> float(dcs(leak=0.5, utility=0.9, utility_none=0.9))
@@ -265,19 +256,9 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
     the mean of its DCS on those where every method was run. Methods with a run that did
     not train follow those without one.
 
-    Parameters
-    ----------
-    cells : pd.DataFrame
-        What :func:`cells` returned.
-    beta : float (default: 0.5)
-        Weight of the utility in the DCS.
-
-    Returns
-    -------
-    pd.DataFrame
-        Columns dataset (``"all datasets"`` for the mean), method, setting, rank, dcs,
-        leak (mean over attacks), largest_leak and largest_attack (means over seeds),
-        utility, utility_none, and untrained, a reason or an empty text.
+    Columns are dataset (``"all datasets"`` for the mean), method, setting, rank, dcs,
+    leak (mean over attacks), largest_leak and largest_attack (means over seeds),
+    utility, utility_none, and untrained, a reason or an empty text.
 
     Examples
     --------
