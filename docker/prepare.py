@@ -9,8 +9,11 @@ import shutil
 from pathlib import Path
 
 from flower_vfl.simulations.deployment import make_key_pair, write_party_files
-from flower_vfl.simulations.deployment.certificates import make_server_files
-from flower_vfl.simulations.deployment.cluster import ID_COLUMN, LABEL_COLUMN
+from flower_vfl.simulations.deployment.cluster import (
+    ID_COLUMN,
+    LABEL_COLUMN,
+    make_server_files,
+)
 from flower_vfl.simulations.runtime.flower_runtime import ConfigValue, write_settings
 
 

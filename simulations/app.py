@@ -23,6 +23,7 @@ from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import node_name, node_role
+from flower_vfl.specs import split_specs
 from flower_vfl.strategies import (
     Alignment,
     Checkpoints,
@@ -37,9 +38,9 @@ from flower_vfl.strategies import (
     build_tracker,
 )
 from flower_vfl.strategies.alignment import NONE
-from flower_vfl.strategies.node_table import read_node_table
+from flower_vfl.strategies.setup import read_node_table
 
-from .attacks import completions_of, leakage_of, optimizer_of, split_attacks
+from .attacks import completions_of, leakage_of, optimizer_of
 from .capture import check_capture
 from .config import PRIVACY, RunConfig, parse_rates
 from .parties import FIT, PartyRows, load_rows, make_label, make_passive
@@ -164,7 +165,7 @@ def trackers_of(config: RunConfig) -> list[Tracker]:
     """Return the experiment trackers of a run."""
     board = TensorBoard.__name__.lower()
     folder = f"{board}:folder={Path(config.out) / board}" if config.out else board
-    specs = split_attacks(config.track)
+    specs = split_specs(config.track)
     return [build_tracker(folder if spec == board else spec) for spec in specs]
 
 

@@ -25,8 +25,6 @@ from .config import RunConfig
 from .models import build_bottom
 from .parties import PartyRows, load_rows, make_passive
 
-split_attacks = split_specs
-
 
 @dataclass(frozen=True)
 class Passive(ModelCompletion):
@@ -71,7 +69,7 @@ def leakage_of(config: RunConfig) -> Leakage | None:
     """Return the leakage measurements of a run, None if there are none."""
     scores: list[str] = []
     told: Membership = ""
-    for text in split_attacks(config.attack):
+    for text in split_specs(config.attack):
         name, _ = parse_spec(text)
         if name in MEMBERSHIP:
             told = build_from_spec("attack", text, MEMBERSHIP)
@@ -127,7 +125,7 @@ def completions_of(config: RunConfig) -> dict[str, Passive]:
     """Return the model-completion attacks of a run by their config strings."""
     return {
         text: build_from_spec("attack", text, COMPLETIONS)
-        for text in split_attacks(config.attack)
+        for text in split_specs(config.attack)
         if parse_spec(text)[0] in COMPLETIONS
     }
 

@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from flower_vfl import objectives
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.objectives import (
-    GAFM,
-    MID,
-    CoAE,
-    CrossEntropy,
-    DistanceCorrelation,
-    GAFMOriginal,
-    KDk,
-    LADistill,
-    MeanSquaredError,
-    Objective,
-    Task,
-)
+from flower_vfl.objectives import Objective, Task
 from flower_vfl.objectives.gafm import Parts
 from flower_vfl.objectives.ladistill import FirstEpoch
 from flower_vfl.simulations.datasets.types import InputSpec
@@ -89,7 +78,7 @@ def gafm(
         usual = "sigmoid" if name in _SQUASHED else "none"
         sigmoid = parameters.get("final", usual) == "sigmoid"
     given = setup.joined, setup.classes, delta, gamma, sigma, clip, hidden, parts
-    return GAFM(*given, sigmoid, balanced, released)
+    return objectives.GAFM(*given, sigmoid, balanced, released)
 
 
 def gafm_original(
@@ -102,11 +91,11 @@ def gafm_original(
     """Return the original GAFM, which has no top model."""
     center, scale = setup.center, setup.scale
     task: Any = setup.task  # binary or regression: see OBJECTIVES
-    return GAFMOriginal(task, gamma, sigma, clip, literal, center, scale)
+    return objectives.GAFMOriginal(task, gamma, sigma, clip, literal, center, scale)
 
 
 def distilled(
-    kind: type[LADistill],
+    kind: type[objectives.LADistill],
     setup: Setup,
     k: int = 2,
     eps: float = 0.3,
@@ -128,30 +117,30 @@ def dcor(setup: Setup, alpha: float = 0.1) -> Objective:
     """Return cross entropy with the distance correlation of each embedding."""
     joined, width = setup.joined, setup.config.width
     parts = joined // width if setup.config.aggregation == "concat" else 1
-    return DistanceCorrelation(setup.top(), setup.classes, alpha, parts)
+    return objectives.DistanceCorrelation(setup.top(), setup.classes, alpha, parts)
 
 
 def mid(setup: Setup, weight: float = 0.01) -> Objective:
     """Return cross entropy behind a variational bottleneck."""
-    return MID(setup.top(), setup.joined, setup.classes, weight)
+    return objectives.MID(setup.top(), setup.joined, setup.classes, weight)
 
 
 def coae(setup: Setup, weight: float = 0.5) -> Objective:
     """Return cross entropy against a confusional autoencoder's labels."""
-    return CoAE(setup.top(), setup.classes, weight)
+    return objectives.CoAE(setup.top(), setup.classes, weight)
 
 
 # How an objective is built, and the tasks that it is for.
 OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[Task, ...]]] = {
-    "cross-entropy": (lambda s: CrossEntropy(s.top(), s.classes), _CLASSES),
+    "cross-entropy": (lambda s: objectives.CrossEntropy(s.top(), s.classes), _CLASSES),
     "mean-squared-error": (
-        lambda s: MeanSquaredError(s.top(), s.center, s.scale),
+        lambda s: objectives.MeanSquaredError(s.top(), s.center, s.scale),
         ("regression",),
     ),
     "gafm": (gafm, _CLASSES),
     "gafm-original": (gafm_original, ("binary", "regression")),
-    "ladistill": (partial(distilled, LADistill), _CLASSES),
-    "kdk": (partial(distilled, KDk), _CLASSES),
+    "ladistill": (partial(distilled, objectives.LADistill), _CLASSES),
+    "kdk": (partial(distilled, objectives.KDk), _CLASSES),
     "dcor": (dcor, _CLASSES),
     "mid": (mid, _CLASSES),
     "coae": (coae, _CLASSES),

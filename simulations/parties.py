@@ -26,8 +26,13 @@ from flower_vfl.strategies.alignment import NONE
 
 from .config import RunConfig, parts
 from .datasets import Dataset, infer_task, load_dataset, read_party_file
-from .datasets.checks import check_spelling, label_warnings, summary
-from .datasets.party_files import PartyFile, order_by_ids
+from .datasets.party_files import (
+    PartyFile,
+    check_spelling,
+    label_warnings,
+    order_by_ids,
+    summary,
+)
 from .datasets.prepare import TableFit, prepare_table
 from .datasets.types import PartyData
 from .datasets.vertical import party_columns, prepare_party

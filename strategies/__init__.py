@@ -33,9 +33,9 @@ from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
+from .evaluation import EarlyStopping
 from .fitting import fit
 from .state import VerticalResult
-from .stopping import EarlyStopping
 from .tracking import TRACKERS, Mlflow, TensorBoard, Tracker, build_tracker
 from .vertical import VerticalStrategy
 

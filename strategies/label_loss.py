@@ -14,7 +14,7 @@ from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.parties.checkpoints import step_tag
 
 from .checkpoints import Checkpoints
-from .stopping import LOWER_IS_BETTER
+from .evaluation import LOWER_IS_BETTER
 from .training import Training
 
 

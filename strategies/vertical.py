@@ -24,13 +24,11 @@ from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
-from .evaluation import predict, serve
+from .evaluation import EarlyStopping, predict, serve
 from .label_loss import choose_label_loss
 from .messenger import Messenger
-from .node_table import check_table
-from .setup import Participants, check_sealed, learning_rates, setup
+from .setup import Participants, check_sealed, check_table, learning_rates, setup
 from .state import EvaluateFunction, VerticalResult
-from .stopping import EarlyStopping
 from .tracking import Tracker
 from .training import Training
 

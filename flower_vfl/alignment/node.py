@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from flower_vfl.errors import PartyError, check_name
 from flower_vfl.parties.checkpoints import open_store, writing
-from flower_vfl.parties.digests import keyed_digest
+from flower_vfl.parties.schedule import keyed_digest
 from flower_vfl.protocol.messages import Content
 from flower_vfl.protocol.replay import Session
 

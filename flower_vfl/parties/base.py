@@ -25,9 +25,8 @@ from flower_vfl.randomness import Noise, RandomState, derive_seed
 from flower_vfl.records import Measurement
 from flower_vfl.rows import check_finite
 
-from .digests import keyed_digest, plain_list
 from .local_updates import BatchCache, build_cache
-from .schedule import Plan, Schedule, split_rows
+from .schedule import Plan, Schedule, keyed_digest, plain_list, split_rows
 
 ArrayLike = Tensor | NDArray[Any]
 Features = ArrayLike | Sequence[ArrayLike]

@@ -26,9 +26,9 @@ from flower_vfl.transform import Defender, GradientTransform, Seen
 
 from .aggregation import LINEAR, Aggregation, labels_remedy, one_choice, try_shapes
 from .base import ArrayLike, Features, LabelStep, Party, as_tensors, default_optimizer
-from .digests import plain_list
 from .local_updates import CachedBatch, check_objective, update_label
 from .policies import DefenseFactory, DefensePolicy
+from .schedule import plain_list
 
 _REMEDY = "Correct its label privacy"
 

@@ -1,9 +1,13 @@
-"""Which rows are in which split and in which batch, derived from a shared seed.
+"""Which rows are in which split and batch, and whether parties hold the same ones.
 
-Every party computes the same rows by itself, so no row number travels.
+Splits and batches are derived from a shared seed: every party computes the same rows by
+itself, so no row number travels.
 """
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,3 +109,19 @@ def count_batches(rows: int, size: int) -> int:
     """Return how many batches of a size the rows make."""
     full, rest = divmod(rows, size)
     return full + (rest > 1 or (rest == 1 and full == 0))
+
+
+def keyed_digest(values: Iterable[object], key: bytes) -> str:
+    """Return a digest of an ordered list that tells nothing but equality."""
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for value in values:
+        text = f"{type(value).__name__}:{value}".encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()
+
+
+def plain_list(values: Sequence[object] | NDArray[Any]) -> list[object]:
+    """Return Python objects, so that 1 and numpy's 1 have one digest."""
+    if isinstance(values, np.ndarray):
+        return list(values.tolist())
+    return [v.item() if isinstance(v, np.generic) else v for v in values]

@@ -1,13 +1,6 @@
 """What is promised about labels over a whole training, and what has been spent."""
 
-from .accountant import Guarantee, Release, compose
+from .accountant import Guarantee, Ledger, Release, compose
 from .label_privacy import LabelPrivacy
-from .ledger import Ledger
 
-__all__ = [
-    "Guarantee",
-    "LabelPrivacy",
-    "Ledger",
-    "Release",
-    "compose",
-]
+__all__ = ["Guarantee", "LabelPrivacy", "Ledger", "Release", "compose"]

@@ -12,13 +12,12 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, require
 from flower_vfl.leakage.canaries import Canaries
 from flower_vfl.leakage.monitor import Leakage
-from flower_vfl.parties.digests import keyed_digest
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, Calibration
+from flower_vfl.parties.schedule import keyed_digest
 from flower_vfl.randomness import Noise, derive_key
 
-from .accountant import Guarantee, Release
+from .accountant import Guarantee, Ledger, Release
 from .label_privacy import DEFAULT_LOSS, LabelPrivacy, Loss
-from .ledger import Ledger
 from .mechanisms import Gaussian, RandomizedResponse
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from flower_vfl.alignment.messages import read_list
 from flower_vfl.errors import PartyError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import FINAL, DamagedError, open_store, writing
-from flower_vfl.parties.digests import keyed_digest, plain_list
 from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.schedule import keyed_digest, plain_list
 from flower_vfl.randomness import tensor_digest
 
 from .messages import Content

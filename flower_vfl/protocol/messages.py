@@ -311,7 +311,11 @@ def to_tensor(array: Array) -> Tensor:
             if readonly or address % _ALIGNMENT:
                 flat = flat.copy()
             return torch.from_numpy(flat.reshape(shape))
-        return torch.from_numpy(_read_npy(array, shape))
+        found = _read_npy(array.data)
+        if (array.stype, found.shape, found.dtype.name) != (_STYPE, shape, array.dtype):
+            told = f"its bytes are of type {found.dtype} and shape {found.shape}"
+            raise ValueError(told)
+        return torch.from_numpy(found)
     except Exception as error:  # numpy raises many types on bad bytes
         raise ConfigError(
             f"an array of type {array.dtype} and shape {shape} cannot be read: {error}"
@@ -320,10 +324,7 @@ def to_tensor(array: Array) -> Tensor:
 
 def from_npy(data: bytes) -> Tensor:
     """Return the tensor of the bytes of a :class:`TensorArray`, or raise ValueError."""
-    size = 10 + int.from_bytes(data[8:10], "little")
-    dtype, shape = _read_header(data[:size])
-    flat = np.frombuffer(data, dtype, offset=size)
-    return torch.from_numpy(flat.reshape(shape).copy())
+    return torch.from_numpy(_read_npy(data))
 
 
 def to_floats(array: Array) -> Tensor:
@@ -334,14 +335,11 @@ def to_floats(array: Array) -> Tensor:
     return tensor
 
 
-def _read_npy(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array whose header is not the usual one, if it says what is sent."""
-    file = BytesIO(array.data)
-    npy.read_magic(file)
-    found, fortran, dtype = npy.read_array_header_1_0(file)
-    if (array.stype, found, dtype.name) != (_STYPE, shape, array.dtype):
-        raise ValueError(f"its bytes are of type {dtype} and shape {found}")
-    flat = np.frombuffer(array.data, dtype, offset=file.tell())
+def _read_npy(data: bytes) -> NDArray[Any]:
+    """Return a copy of the array of an ``.npy`` file."""
+    size = 10 + int.from_bytes(data[8:10], "little")
+    shape, fortran, dtype = _read_header(data[:size])
+    flat = np.frombuffer(data, dtype, offset=size)
     return flat.reshape(shape, order="F" if fortran else "C").copy()
 
 
@@ -370,11 +368,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache
-def _read_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file = BytesIO(header)
-    if npy.read_magic(file) != (1, 0):
-        raise ValueError("not an array as TensorArray writes it")
-    shape, fortran_order, dtype = npy.read_array_header_1_0(file)
-    if fortran_order or dtype.hasobject:
-        raise ValueError("not an array as TensorArray writes it")
-    return dtype, shape
+    npy.read_magic(file)
+    return npy.read_array_header_1_0(file)

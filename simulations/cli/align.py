@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-import typer
 from rich.console import Console
 
-from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, NORMALISERS
+from flower_vfl.alignment import DEFAULT_GROUP, METHODS
 from flower_vfl.alignment.channel import Identity
 from flower_vfl.alignment.handshake import Handshake
 from flower_vfl.alignment.ids import encode_ids
@@ -21,30 +20,22 @@ from flower_vfl.alignment.psu import AlignedIds
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.datasets import read_party_file
-from flower_vfl.simulations.datasets.checks import check_spelling
+from flower_vfl.simulations.datasets.party_files import check_spelling
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
-
-from .options import AsJson, option
 
 _FLOAT = re.compile(r"[+-]?\d+\.\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def align(
-    files: Annotated[
-        list[Path], typer.Argument(help="CSV or Parquet files, one for each party.")
-    ],
-    id_column: Annotated[
-        str, option("ID column; separate names by commas if the files differ.")
-    ] = "id",
-    method: Annotated[str, option("psu or psi: union or intersection.")] = "psu",
-    group: Annotated[str, option(f"One of {', '.join(GROUPS)}.")] = DEFAULT_GROUP,
-    padding: Annotated[int, option("Dummy ids per party, to hide the overlap.")] = 0,
-    normalise: Annotated[str, option(f"One of {', '.join(NORMALISERS)}.")] = "none",
-    out_dir: Annotated[
-        Path | None, option("Folder for the mapping files; default: next to each file.")
-    ] = None,
-    as_json: AsJson = False,
+    files: list[Path],
+    id_column: str = "id",
+    method: str = "psu",
+    group: str = DEFAULT_GROUP,
+    padding: int = 0,
+    normalise: str = "none",
+    out_dir: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Align the ids of several files in one process.
 
@@ -86,9 +77,7 @@ def align(
         _show(document)
 
 
-def key(
-    file: Annotated[Path, typer.Argument(help="New file for the private key.")],
-) -> None:
+def key(file: Path) -> None:
     """Create the key pair that other parties pin before an alignment."""
     public = key_text(write_key(file).public)
     _print_lines(

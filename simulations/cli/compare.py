@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import Task
-from flower_vfl.simulations.config import DEFENSE, RunConfig
+from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.objectives import OBJECTIVES
 from flower_vfl.simulations.plugins import added
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
@@ -23,27 +23,15 @@ from flower_vfl.simulations.studies.methods import VANILLA, Method, parse_method
 from flower_vfl.simulations.studies.run_metrics import WHOLE_RUN, shown_whole, utilities
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.target import find_settings
+from flower_vfl.simulations.studies.tradeoff import comparison, verdict
 from flower_vfl.simulations.studies.trials import (
     Trial,
     check_trials,
     default_attacks,
     task_of,
 )
-from flower_vfl.simulations.studies.verdict import comparison, verdict
 
-from .options import (
-    AsJson,
-    AsMarkdown,
-    Engine,
-    Gpus,
-    Out,
-    RayAddress,
-    Workers,
-    finish,
-    option,
-    source_of,
-    takes_settings,
-)
+from .options import finish, source_of, takes_settings
 
 _TRANSFORMS = ["none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1,by_row=true"]
 DEFAULTS: dict[Task, tuple[str, ...]] = {
@@ -59,34 +47,16 @@ _CAPTURED = 200  # rows of the first seed, for the report's pictures
 def compare(
     config: RunConfig,
     context: typer.Context,
-    defenses: Annotated[
-        list[str] | None,
-        option(
-            "A method to compare; repeatable. A defense as for 'run', a preset or an "
-            "objective (gafm, ladsg), or several parts and other settings joined by a "
-            f"plus sign: 'gafm + marvell:s=4'. '{VANILLA}' is always included.",
-            "--defense",
-            panel=DEFENSE,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, option("Number of seeds, starting at --seed; or a list: 0,5,7.")
-    ] = "3",
-    target_leak: Annotated[
-        float,
-        option(
-            "Find for each defense the weakest setting that keeps the largest leak at "
-            "or below this, and rank them by utility; 0: compare as given.",
-            panel=DEFENSE,
-        ),
-    ] = 0.0,
-    engine: Engine = "in-process",
-    workers: Workers = 1,
-    ray_address: RayAddress = "",
-    gpus: Gpus = 0.0,
-    out: Out = None,
-    markdown: AsMarkdown = False,
-    as_json: AsJson = False,
+    defenses: list[str] | None = None,
+    seeds: str = "3",
+    target_leak: float = 0.0,
+    engine: str = "in-process",
+    workers: int = 1,
+    ray_address: str = "",
+    gpus: float = 0.0,
+    out: Path | None = None,
+    markdown: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Compare defenses: utility, time and remaining leakage, and which to choose.
 

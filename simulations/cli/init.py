@@ -1,25 +1,27 @@
-"""``flower-vfl init``: settings of a run on one's own files, as a commented file."""
+"""``flower-vfl init`` and ``inspect``: what files hold, and settings for a run."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import typer
+from rich.console import Console
 
 from flower_vfl.alignment.ids import encode_ids, spelled_alike
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import infer_task, read_party_file
+from flower_vfl.simulations.printing import text_table
 
-from ..datasets.checks import label_warnings, written_as
-from ..datasets.party_files import PartyFile
+from ..datasets.party_files import PartyFile, check_spelling, label_warnings, written_as
 from ..datasets.reading import read_cells
-from .options import option
 
+_HEADS = ["column", "type", "remarks", "different", "missing", "unreadable"]
 _LABELS = ("label", "target", "y", "class")  # usual names
 _DROPPED = """
 # Columns that cannot be used as they are; the remarks below say why. Instead of the
@@ -34,15 +36,12 @@ _USUAL = """\
 
 
 def init(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="CSV or Parquet files, one for each party."),
-    ] = None,
-    label: Annotated[str, option("Label column; its file is the label party's.")] = "",
-    id_column: Annotated[str, option("Column with the ids.", "--id")] = "",
-    task: Annotated[str, option("As for 'run'; inferred if not given.")] = "",
-    missing: Annotated[list[str] | None, option("As for 'run'; repeatable.")] = None,
-    out: Annotated[Path, option("File to write.")] = Path("data.toml"),
+    files: list[Path] | None = None,
+    label: str = "",
+    id_column: str = "",
+    task: str = "",
+    missing: list[str] | None = None,
+    out: Path = Path("data.toml"),
 ) -> None:
     """Look at your files and write a commented configuration for 'run --config'.
 
@@ -188,3 +187,56 @@ def _line(name: str, value: object) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def inspect(
+    files: list[Path],
+    id_column: str = "id",
+    label: str = "",
+    task: str = "",
+    missing: list[str] | None = None,
+    drop: list[str] | None = None,
+    as_json: bool = False,
+) -> None:
+    """Show the inferred type and the problems of each column.
+
+    The exit code is 2 if a run would refuse the files.
+    """
+    console = Console(highlight=False, markup=False, quiet=as_json)
+    chosen: Any = (drop or [], missing or [], task or None, "none")
+    read, documents = {}, []
+    problems: list[str] = []
+    warnings: list[str] = []
+    for path in map(str, files):
+        own = label or None if path == str(files[0]) else None
+        try:
+            rows = read_party_file(path, id_column, own, *chosen)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        read[path], found = rows, [asdict(column) for column in rows.columns]
+        problems += [f"'{path}', column '{c['name']}'" for c in found if c["problem"]]
+        documents.append({"file": path, "rows": len(rows.ids), **rows.written})
+        documents[-1]["columns"] = found
+        console.print(f"{path}: {len(rows.ids)} rows, {written_as(rows)}")
+        cells = [
+            [c["name"], c["kind"], c["problem"] or c["note"]]
+            + [str(c[key]) for key in _HEADS[3:]]
+            for c in found
+        ]
+        console.print(text_table(_HEADS, cells, left=3))
+    if not problems:
+        try:
+            check_spelling({path: rows.ids for path, rows in read.items()})
+            first = read[str(files[0])].labels
+            if first is not None:
+                warnings += label_warnings(read, infer_task(first, chosen[2]))
+        except ConfigError as error:
+            problems.append(str(error))
+    if as_json:
+        document = {"files": documents, "problems": problems, "warnings": warnings}
+        print(json.dumps(document))
+    for line in [f"cannot be used: {problem}" for problem in problems] + warnings:
+        console.print(line, soft_wrap=True)
+    if problems:
+        raise typer.Exit(2)

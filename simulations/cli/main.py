@@ -15,7 +15,7 @@ from flower_vfl.errors import ConfigError, VerticalError
 _NAMES = "init run compare report audit predict inspect align key select scale sweep "
 _NAMES += "matrix reproduce new"
 COMMANDS = {name: name for name in _NAMES.split()}  # their modules
-COMMANDS |= {"key": "align", "audit": "report"}
+COMMANDS |= {"key": "align", "audit": "report", "inspect": "init"}
 
 
 class Commands(TyperGroup):
@@ -38,6 +38,8 @@ class LazyCommand(TyperCommand):
         """Parse the arguments of the command."""
         name = str(self.name)
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
+        if name != "new":  # which needs neither options.toml nor PyTorch
+            command = import_module(".options", __package__).described(name, command)
         own = typer.Typer(add_completion=False, rich_markup_mode="rich")
         own.command(name)(command)
         parser = typer.main.get_command(own)

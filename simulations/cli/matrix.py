@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.attacks import split_attacks
-from flower_vfl.simulations.config import DATA, DEFENSE, RunConfig
+from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.results import read_json, write_whole
 from flower_vfl.simulations.studies.benchmark import benchmark_page
@@ -34,18 +33,10 @@ from flower_vfl.simulations.studies.matrix import (
 from flower_vfl.simulations.studies.methods import VANILLA
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
+from flower_vfl.specs import split_specs
 
 from .compare import seeds_of
-from .options import (
-    AsJson,
-    Gpus,
-    Out,
-    RayAddress,
-    Workers,
-    finish,
-    option,
-    takes_settings,
-)
+from .options import finish, takes_settings
 
 # A run of seconds: three thousand rows, and one evaluation at the end.
 _BASE = RunConfig(limit=3000, valid_fraction=0.2, split_seed=0, epochs=8)
@@ -60,48 +51,19 @@ _BEST = 3  # methods in the summary of a dataset
 @takes_settings(_BASE, without=_WITHOUT.split())
 def matrix(
     config: RunConfig,
-    datasets: Annotated[
-        list[str] | None,
-        option("A dataset; repeatable; those of the grid if none.", "--dataset"),
-    ] = None,
-    methods: Annotated[
-        list[str] | None,
-        option(
-            "A method of the grid; repeatable; all of them if none. 'none' is always "
-            "included.",
-            "--method",
-            panel=DEFENSE,
-        ),
-    ] = None,
-    grid_file: Annotated[
-        Path | None,
-        option(
-            "TOML file with datasets, attacks, and the settings to try of each method, "
-            "in place of the built-in one.",
-            "--grid",
-            panel=DEFENSE,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, option("Number of seeds of the report, or a list: 0,5,7.")
-    ] = "3",
-    tuning_seed: Annotated[
-        int, option("Seed of the runs that choose each method's setting.")
-    ] = 100,
-    beta: Annotated[
-        float, option("Weight of the utility in the ranking, from 0 to 1.")
-    ] = 0.5,
-    quick: Annotated[
-        bool, option("Two datasets, two methods, a few rows: a test.", panel=DATA)
-    ] = False,
-    workers: Workers = 1,
-    ray_address: RayAddress = "",
-    gpus: Gpus = 0.0,
-    out: Out = None,
-    docs: Annotated[
-        Path | None, option("Also write the results as a Markdown page to this file.")
-    ] = None,
-    as_json: AsJson = False,
+    datasets: list[str] | None = None,
+    methods: list[str] | None = None,
+    grid_file: Path | None = None,
+    seeds: str = "3",
+    tuning_seed: int = 100,
+    beta: float = 0.5,
+    quick: bool = False,
+    workers: int = 1,
+    ray_address: str = "",
+    gpus: float = 0.0,
+    out: Path | None = None,
+    docs: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Rank defenses against many attacks on many datasets; resumes if interrupted.
 
@@ -111,7 +73,7 @@ def matrix(
     """
     grid = Grid.read(grid_file, quick).only(datasets or [], methods or [])
     config = replace(config, **_QUICK) if quick else config
-    if given := split_attacks(config.attack):
+    if given := split_specs(config.attack):
         grid = replace(grid, attacks=given, tuning_attacks=given)
     reported = seeds_of(seeds, 0)
     if tuning_seed in reported:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 
@@ -17,7 +17,7 @@ from flower_vfl.alignment import GROUPS, NORMALISERS
 from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
-from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.attacks import COMPLETIONS
 from flower_vfl.simulations.config import (
     ABOUT,
     DEFENSE,
@@ -34,6 +34,7 @@ from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
+from flower_vfl.specs import split_specs
 from flower_vfl.strategies import (
     CODECS,
     DEFENSES,
@@ -42,6 +43,7 @@ from flower_vfl.strategies import (
     defense_spec,
 )
 
+_TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PATHS = ("data_dir", "label_party")
 _OF_RUN = {"out", "resume"}  # options of `run` only
@@ -76,18 +78,46 @@ def results_folder(path: Path | None) -> Path | None:
 
 
 Workers = Annotated[int, option("Number of parallel runs, on Ray.")]
-RayAddress = Annotated[str, option("Address of a Ray cluster; default: this machine.")]
-Gpus = Annotated[float, option("GPUs per run on Ray, e.g. 0.25.")]
-Engine = Annotated[str, option("Engine, as for 'run'.")]
-Out = Annotated[
-    Path | None,
-    option(
-        "Folder for the results; finished runs in it are not repeated.",
-        callback=results_folder,
-    ),
-]
 AsJson = Annotated[bool, option("Print only the result, as JSON.", "--json")]
 AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
+
+
+def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters are the options that ``options.toml`` has."""
+    texts = {**_TABLES["shared"], **_TABLES.get(name, {})}
+    parameters = [
+        p.replace(annotation=Annotated[p.annotation, _declared(texts[p.name])])
+        if p.name in texts and get_origin(p.annotation) is not Annotated
+        else p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+    ]
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        command(**values)
+
+    return _with_parameters(call, parameters)
+
+
+def _declared(about: str | dict[str, Any]) -> Any:
+    """Return the option or the argument of a command that a table describes."""
+    about = {"help": about} if isinstance(about, str) else about
+    text = about["help"].format(**(registered() if "{" in about["help"] else {}))
+    if about.get("argument"):
+        return typer.Argument(help=text)
+    names = [about["option"]] if "option" in about else []
+    more = {"callback": results_folder} if about.get("folder") else {}
+    more |= {"panel": about.get("panel", RUN), "min": about.get("min")}
+    return option(text, *names, **more)
+
+
+def _with_parameters(
+    call: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a function parameters that typer reads."""
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
 
 
 def takes_settings(
@@ -115,12 +145,9 @@ def takes_settings(
             preset_name = values.pop("preset_name", "")
             command(_settings(named, defaults, preset_name), **values)
 
-        parameters = [*given, *presets, _config_file(), *own]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
         others = {_name(f) for f in chosen if f.name not in _COMMON.split()}
         call.rare_options = _RARE | others  # type: ignore[attr-defined]
-        return call
+        return _with_parameters(call, [*given, *presets, _config_file(), *own])
 
     return decorate
 
@@ -232,7 +259,7 @@ def defaults_of(path: Path) -> dict[str, Any]:
         if name == "out" and not value:
             continue  # an empty path would be the current folder
         if name in LISTS:
-            value = split_attacks(value)
+            value = split_specs(value)
         defaults[OPTIONS.get(option, option)] = value
     return defaults
 

@@ -3,11 +3,10 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import typer
 from flwr.app import Context
 
 from flower_vfl.errors import ConfigError, check_name
@@ -17,36 +16,22 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.schedule import SPLITS
 from flower_vfl.protocol.client_app import vertical_client_app
+from flower_vfl.simulations import parties
 from flower_vfl.simulations.app import make_strategy
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.parties import (
-    FIT_FILE,
-    PartyRows,
-    load_rows,
-    make_label,
-    make_passive,
-    new_rows,
-    read_known,
-)
+from flower_vfl.simulations.parties import PartyRows
 from flower_vfl.simulations.results import PARTIES_FOLDER, load_result
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.strategies.alignment import NONE
 
-from .options import AsJson, option
-
 
 def predict(
-    run_folder: Annotated[Path, typer.Argument(help="The --out folder of a run.")],
-    split: Annotated[str, option("Rows to predict: test, valid or train.")] = "test",
-    label_party: Annotated[
-        str, option("File with new rows of the label party (for runs on files).")
-    ] = "",
-    passive: Annotated[
-        list[str] | None,
-        option("File with new rows of each passive party, in order."),
-    ] = None,
-    out: Annotated[Path | None, option("CSV file; default: standard output.")] = None,
-    as_json: AsJson = False,
+    run_folder: Path,
+    split: str = "test",
+    label_party: str = "",
+    passive: list[str] | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Predict with the saved model of a run."""
     set_log(verbose=False)
@@ -102,7 +87,7 @@ def predict_saved(
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():
             raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
-    known = read_known(state_dir / "label" / FIT_FILE)
+    known = parties.read_known(state_dir / "label" / parties.FIT_FILE)
     if files and not files[0] and known["fit"] is not None:
         columns = ", ".join(known["columns"])
         raise ConfigError(
@@ -111,9 +96,11 @@ def predict_saved(
         )
     loaded = [
         # A label party without features has no file.
-        new_rows(config, files[index] or files[1], state_dir / name / FIT_FILE)
+        parties.new_rows(
+            config, files[index] or files[1], state_dir / name / parties.FIT_FILE
+        )
         if files
-        else load_rows(config, index)
+        else parties.load_rows(config, index)
         for index, name in enumerate(names)
     ]
 
@@ -121,11 +108,11 @@ def predict_saved(
         return loaded[int(context.node_config["partition-id"])]
 
     def passive(context: Context) -> PassiveParty:
-        return make_passive(config, rows_of(context))
+        return parties.make_passive(config, rows_of(context))
 
     def label(context: Context) -> LabelParty:
         # The server is this process, which reads all files.
-        return make_label(config, rows_of(context), trust_server=True)
+        return parties.make_label(config, rows_of(context), trust_server=True)
 
     client_app = vertical_client_app(passive, label)
     with InProcessGrid(client_app, len(names), config.to_run_config()) as grid:

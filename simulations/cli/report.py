@@ -3,13 +3,10 @@
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from flower_vfl.leakage.recording import read_recording
-from flower_vfl.simulations.attacks import split_attacks
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.report import (
     PICTURES_FOLDER,
@@ -18,27 +15,17 @@ from flower_vfl.simulations.report import (
 )
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
+from flower_vfl.specs import split_specs
 
-from .options import AsJson, finish, option, results_folder
+from .options import finish
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a study, or the --out folder of a run.")
-    ],
-    pictures: Annotated[
-        bool, option("Also write every chart as SVG and PNG.", "--pictures")
-    ] = False,
-    figures: Annotated[
-        Path | None,
-        option(
-            "Also write figures for a paper into this folder, as PNG and SVG, with "
-            "their data as CSV.",
-            callback=results_folder,
-        ),
-    ] = None,
-    opened: Annotated[bool, option("Open it in a browser.", "--open")] = False,
-    as_json: AsJson = False,
+    folder: Path,
+    pictures: bool = False,
+    figures: Path | None = None,
+    opened: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Write report.html: tables and charts in one self-contained file."""
     path = write_report(folder, pictures)
@@ -59,25 +46,12 @@ def report(
 
 
 def audit(
-    recording: Annotated[
-        Path, typer.Argument(help="An .npz or Parquet file, or a folder of them.")
-    ],
-    attack: Annotated[
-        str, option("Attacks, separated by commas; by default all that fit.")
-    ] = "",
-    defenses: Annotated[
-        list[str] | None,
-        option(
-            "A defense to try on the recorded gradients; once for each.", "--defense"
-        ),
-    ] = None,
-    task: Annotated[
-        str, option("binary, multiclass or regression; inferred from the labels.")
-    ] = "",
-    out: Annotated[
-        Path | None, option("Folder for the report; by default runs/audit-NAME.")
-    ] = None,
-    as_json: AsJson = False,
+    recording: Path,
+    attack: str = "",
+    defenses: list[str] | None = None,
+    task: str = "",
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Audit recorded gradients of any split-learning system.
 
@@ -90,7 +64,7 @@ def audit(
         found,
         out or Path("runs") / f"audit-{recording.stem}",
         recording.name,
-        split_attacks(attack),
+        split_specs(attack),
         defenses or DEFENSES,
         task or None,  # type: ignore[arg-type]  # infer_task refuses others
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -20,23 +20,13 @@ from flower_vfl.simulations.printing import metric_name, text_tables
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.alone import guess, train_alone
 from flower_vfl.simulations.studies.run_metrics import leaks, main_metric, utilities
-from flower_vfl.simulations.studies.verdict import untrained
+from flower_vfl.simulations.studies.tradeoff import untrained
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND
 
-from ..results import (
-    ALONE,
-    GUESS,
-    LOSSES,
-    PARTIES_FOLDER,
-    PRIVACY,
-    RESULT_FILE,
-    RUN,
-    save_result,
-    table,
-)
-from .options import AsJson, option, results_folder, takes_settings
+from .. import results
+from .options import takes_settings
 
 _SUCCESSES = ("train", "test", "labels_only_train", "labels_only_test")
 # Settings with which probabilities may be off, so that their error is shown.
@@ -46,38 +36,13 @@ _LACKING = ("absent_labels", "absent_features", "calibration", "label_dp")
 @takes_settings()
 def run(
     config: RunConfig,
-    resume: Annotated[
-        bool, option("Continue from the newest checkpoint in --out.", "--resume")
-    ] = False,
-    engine: Annotated[
-        str,
-        option(
-            "in-process: all parties in this process (fast). stacked: the same, with "
-            "passive parties of one shape computed as one (for many parties). ray: "
-            "parties are Flower clients under 'flwr run', kept in memory by Ray "
-            "actors. flower: the same with one plain Flower message per request "
-            "(slow)."
-        ),
-    ] = "in-process",
-    out: Annotated[
-        Path | None,
-        option(
-            "Folder for result.json and the trained modules.", callback=results_folder
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, option("Replace the run in --out.", "--overwrite")
-    ] = False,
-    alone: Annotated[
-        bool,
-        option(
-            "Also train a model of the label party's own columns, to show what the "
-            "other parties add.",
-            "--alone/--no-alone",
-        ),
-    ] = True,
-    as_json: AsJson = False,
-    verbose: Annotated[bool, option("Show Flower's log.", "--verbose")] = False,
+    resume: bool = False,
+    engine: str = "in-process",
+    out: Path | None = None,
+    overwrite: bool = False,
+    alone: bool = True,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Train one model over several parties; report its metrics and what leaks.
 
@@ -89,8 +54,8 @@ def run(
         raise unknown_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
-    left = (RESULT_FILE, f"{PARTIES_FOLDER}/{RESERVED}/*.pt")  # by another run
-    found = out and any(any(out.glob(pattern)) for pattern in left)
+    files = results.RESULT_FILE, f"{results.PARTIES_FOLDER}/{RESERVED}/*.pt"
+    found = out and any(any(out.glob(pattern)) for pattern in files)  # of another run
     if found and not (resume or overwrite):
         raise ConfigError(
             f"'{out}' already holds a run; choose another --out, continue that run "
@@ -100,7 +65,7 @@ def run(
     config = replace(
         config,
         resume=resume,
-        state_dir=str(Path(folder) / PARTIES_FOLDER) if folder else "",
+        state_dir=str(Path(folder) / results.PARTIES_FOLDER) if folder else "",
         out=folder,
         transport="plain" if engine == "flower" else "resident",
     )
@@ -121,14 +86,14 @@ def run(
 
 def add_alone(document: dict[str, Any], config: RunConfig) -> None:
     """Add what the label party reaches alone to a result, and save it."""
-    records = table(document).assign(**{RUN: ""})
+    records = results.table(document).assign(**{results.RUN: ""})
     split, _, metric = main_metric(records).partition("_")
     if not metric:  # nothing was evaluated
         return
-    document[GUESS] = guess(config)
-    document[ALONE] = train_alone(config, int(records["epoch"].max()), split)
+    document[results.GUESS] = guess(config)
+    document[results.ALONE] = train_alone(config, int(records["epoch"].max()), split)
     if config.out:
-        save_result(document, Path(config.out))
+        results.save_result(document, Path(config.out))
 
 
 def alone_line(document: dict[str, Any], records: pd.DataFrame) -> str:
@@ -136,10 +101,11 @@ def alone_line(document: dict[str, Any], records: pd.DataFrame) -> str:
     config, found = document["config"], utilities(records)
     metric, value = found.iloc[0][["metric", "value"]]
     own = Path(config["label_party"]).name or "the label party"
-    text = f"{own} alone: {metric_name(metric)} {document[ALONE].get(metric, 0):.3f}"
-    if not document[ALONE]:
+    alone = document[results.ALONE]
+    text = f"{own} alone: {metric_name(metric)} {alone.get(metric, 0):.3f}"
+    if not alone:
         text = f"{own} has no columns of its own (a guess: {metric_name(metric)} "
-        text += f"{document[GUESS]:.3f})"
+        text += f"{document[results.GUESS]:.3f})"
     text += f"; with {_passive(config)}: {value:.3f}"
     if untrained(records).any():
         text += ", which did not train"
@@ -158,7 +124,7 @@ def _passive(config: dict[str, Any]) -> str:
 def show_result(document: dict[str, Any]) -> None:
     """Print a result document."""
     config, seconds = document["config"], document["seconds"]
-    records = table(document).assign(**{RUN: ""})
+    records = results.table(document).assign(**{results.RUN: ""})
     source = Path(config["label_party"]).name or config["dataset"] or "own files"
     title = f"{source}: {_passive(config)}"
     if config["defense"]:
@@ -189,15 +155,15 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(*_leakage(means.reset_index().assign(random=False), "value"))
     for line in [*_defense_lines(records), *_audit_lines(records)]:
         console.print(line)
-    promised = Guarantee.from_dict(document[PRIVACY])
+    promised = Guarantee.from_dict(document[results.PRIVACY])
     console.print(f"Labels: {promised.sentence}")
-    if losses := document[LOSSES]:
+    if losses := document[results.LOSSES]:
         tried = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
         console.print(f"the loss was chosen on the validation rows: {tried}")
     if document.get("completion"):
         console.print("model completion, and what the known labels alone achieve")
         console.print(*_completion(document["completion"]))
-    if ALONE in document:
+    if results.ALONE in document:
         console.print(alone_line(document, records), style="bold", markup=False)
     if document["stopped"]:
         console.print(f"stopped early: {document['stopped']}")

@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import pandas as pd
-import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
-from flower_vfl.simulations.config import DATA, RUN, RunConfig
+from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import divided_dataset
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
 from flower_vfl.simulations.results import RUN as KEY
@@ -30,16 +28,7 @@ from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import build_from_spec
 
-from .options import (
-    AsJson,
-    AsMarkdown,
-    Engine,
-    Out,
-    finish,
-    option,
-    source_of,
-    takes_settings,
-)
+from .options import finish, source_of, takes_settings
 
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
 LEAKAGE, COST = "leakage", "cost"  # its parts
@@ -84,23 +73,13 @@ class Size:
 @takes_settings(DEFAULT, without=("parties", "split", "watch_memory", "drop", *_FILES))
 def scale(
     config: RunConfig,
-    parties: Annotated[
-        str, option("Numbers of passive parties, separated by commas.", panel=DATA)
-    ] = "1,2,4,8,16",
-    uneven: Annotated[
-        str,
-        option(
-            "Divide columns unevenly: dirichlet:alpha=0.5, optionally with seed=1.",
-            panel=DATA,
-        ),
-    ] = "",
-    seeds: Annotated[
-        int, typer.Option(help="Number of seeds.", min=1, rich_help_panel=RUN)
-    ] = 1,
-    engine: Engine = "in-process",
-    out: Out = None,
-    markdown: AsMarkdown = False,
-    as_json: AsJson = False,
+    parties: str = "1,2,4,8,16",
+    uneven: str = "",
+    seeds: int = 1,
+    engine: str = "in-process",
+    out: Path | None = None,
+    markdown: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Measure leakage and cost per step as the number of parties grows.
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated
 
 import torch
 from rich.console import Console
@@ -21,7 +20,7 @@ from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.specs import parse_spec
 
-from .options import AsJson, option, takes_settings
+from .options import takes_settings
 
 DEFAULT = RunConfig(objective="gafm", aggregation="mean", width=1)
 _DELTAS = ",".join(map(str, DELTAS))
@@ -30,10 +29,10 @@ _DELTAS = ",".join(map(str, DELTAS))
 @takes_settings(DEFAULT, without=("defense", "defense_at", "attack"))
 def select(
     config: RunConfig,
-    deltas: Annotated[str, option("Candidates for Δ, separated by commas.")] = _DELTAS,
-    fraction: Annotated[float, option("Share of the training rows used.")] = 0.1,
-    repeats: Annotated[int, option("Training runs per candidate.")] = 5,
-    as_json: AsJson = False,
+    deltas: str = _DELTAS,
+    fraction: float = 0.1,
+    repeats: int = 5,
+    as_json: bool = False,
 ) -> None:
     """Choose GAFM's Δ by leakage and γ by the size of its two gradients."""
     try:

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError, unknown_name
-from flower_vfl.simulations.config import DEFENSE, RunConfig
+from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import metric_name, text_table, text_tables
 from flower_vfl.simulations.studies.methods import (
     VANILLA,
@@ -19,54 +19,25 @@ from flower_vfl.simulations.studies.methods import (
 )
 from flower_vfl.simulations.studies.run_metrics import shown_whole
 from flower_vfl.simulations.studies.study import TABLES, run_study
-from flower_vfl.simulations.studies.tradeoff import tradeoff
+from flower_vfl.simulations.studies.tradeoff import comparison, tradeoff, verdict
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
-from flower_vfl.simulations.studies.verdict import comparison, verdict
 
-from .options import (
-    AsJson,
-    Engine,
-    Gpus,
-    Out,
-    RayAddress,
-    Workers,
-    finish,
-    option,
-    source_of,
-    takes_settings,
-)
+from .options import finish, source_of, takes_settings
 
 
 @takes_settings(without=("defense",))
 def sweep(
     config: RunConfig,
     context: typer.Context,
-    values: Annotated[
-        list[str] | None,
-        option(
-            "Values of a setting (seed=0,1,2), of a parameter of a setting "
-            "(defense.s=1,4) or of a method (marvell.s=1,4). Repeatable; every "
-            "combination is run.",
-            "--set",
-        ),
-    ] = None,
-    defenses: Annotated[
-        list[str] | None,
-        option(
-            "A defense, or any other method that 'compare' takes; repeatable.",
-            "--defense",
-            panel=DEFENSE,
-        ),
-    ] = None,
-    engine: Engine = "in-process",
-    workers: Workers = 1,
-    ray_address: RayAddress = "",
-    gpus: Gpus = 0.0,
-    out: Out = None,
-    format: Annotated[
-        str, option("Format of the table of results: csv or parquet.")
-    ] = "csv",
-    as_json: AsJson = False,
+    values: list[str] | None = None,
+    defenses: list[str] | None = None,
+    engine: str = "in-process",
+    workers: int = 1,
+    ray_address: str = "",
+    gpus: float = 0.0,
+    out: Path | None = None,
+    format: str = "csv",
+    as_json: bool = False,
 ) -> None:
     """Run a grid of settings, in parallel if you like; resumes if interrupted.
 

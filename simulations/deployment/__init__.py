@@ -1,7 +1,13 @@
 """A deployment on loopback: SuperLink, SuperNodes, TLS, keys, one file per party."""
 
-from .certificates import ServerFiles, make_key_pair, make_server_files
-from .cluster import Cluster, PartySpec, write_party_files
+from .cluster import (
+    Cluster,
+    PartySpec,
+    ServerFiles,
+    make_key_pair,
+    make_server_files,
+    write_party_files,
+)
 
 __all__ = [
     "Cluster",

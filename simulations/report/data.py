@@ -25,7 +25,7 @@ from flower_vfl.simulations.studies import run_metrics
 from flower_vfl.simulations.studies.audit import AUDIT, findings
 from flower_vfl.simulations.studies.matrix import MATRIX, cells
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study
-from flower_vfl.simulations.studies.verdict import comparison, untrained, verdict
+from flower_vfl.simulations.studies.tradeoff import comparison, untrained, verdict
 
 from .charts import Look
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flower_vfl.simulations.studies.matrix import ALL, GUESS, ranking
+from flower_vfl.simulations.studies.matrix import ALL, GUESS, common_datasets, ranking
 from flower_vfl.simulations.studies.methods import VANILLA
 from flower_vfl.specs import parse_spec
 
@@ -124,12 +124,9 @@ def ranked_data(cells: pd.DataFrame) -> dict[str, Any]:
         }
         for (dataset, method), own in gaps.groupby(["dataset", "method"], sort=False)
     ]
-    counts = found[found["dataset"] != ALL].groupby("dataset", sort=False)["method"]
-    sizes = counts.nunique()
-    whole = sizes.index[sizes == found["method"].nunique()]
-    common = list(whole if len(whole) else sizes.index)
-    names = {"all": ALL, "none": VANILLA, "common": common}
-    return {**names, "datasets": list(sizes.index), "groups": groups}
+    names = {"all": ALL, "none": VANILLA, "common": common_datasets(found)}
+    datasets = [name for name in found["dataset"].unique() if name != ALL]
+    return {**names, "datasets": datasets, "groups": groups}
 
 
 def _keys(found: pd.DataFrame) -> pd.Series[str]:

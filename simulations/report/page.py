@@ -15,32 +15,13 @@ from markupsafe import Markup
 
 from flower_vfl.simulations.results import write_whole
 
+from . import figures, tables
 from .charts import COLOURS, DARK, SERIES, TEMPLATES, Figure, theme, with_colours
 from .data import Report, short_party
-from .figures import (
-    calibrations,
-    cost_figures,
-    embedding_figures,
-    gradient_figures,
-    leak_figures,
-    privacy_figures,
-    setting_points,
-    tradeoff_figures,
-    utility_figures,
-    varied_figures,
-)
 from .matrix import matrix_sections, ranked_data
 from .paper import slug
-from .tables import (
-    Table,
-    area_table,
-    paper_table,
-    privacy_table,
-    settings_tables,
-    summary_table,
-)
 
-Section = tuple[list[Figure], list[Table]]
+Section = tuple[list[Figure], list[tables.Table]]
 
 _PICTURE_WIDTH = 480
 
@@ -61,26 +42,26 @@ def _vega_lite() -> str:
 def contents(report: Report) -> dict[str, Section]:
     """Return figures and tables of each section, in the order of the page."""
     if report.cells is not None:
-        settings = settings_tables(report)
+        settings = tables.settings_tables(report)
         return {**matrix_sections(report.cells), "settings": ([], settings)}
-    found: dict[str, Section] = {"summary": ([], [summary_table(report)])}
+    found: dict[str, Section] = {"summary": ([], [tables.summary_table(report)])}
     if report.study is not None and "paper" in report.study.extra:
-        found["paper"] = [], [paper_table(report.study)]
+        found["paper"] = [], [tables.paper_table(report.study)]
     if report.kind != "scale":
-        figures = tradeoff_figures(report)
-        tables = [area_table(setting_points(report))] if figures else []
-        found["tradeoff"] = figures, tables
+        drawn = figures.tradeoff_figures(report)
+        points = figures.setting_points(report)
+        found["tradeoff"] = drawn, [tables.area_table(points)] if drawn else []
     if report.varied is not None:
-        found["varied"] = varied_figures(report), []
+        found["varied"] = figures.varied_figures(report), []
     return found | {
-        "leak": (leak_figures(report), []),
-        "privacy": (privacy_figures(report), [privacy_table(report)]),
-        "utility": (utility_figures(report), []),
-        "gradients": (gradient_figures(report), []),
-        "embeddings": (embedding_figures(report), []),
-        "calibration": calibrations(report),
-        "cost": (cost_figures(report), []),
-        "settings": ([], settings_tables(report)),
+        "leak": (figures.leak_figures(report), []),
+        "privacy": (figures.privacy_figures(report), [tables.privacy_table(report)]),
+        "utility": (figures.utility_figures(report), []),
+        "gradients": (figures.gradient_figures(report), []),
+        "embeddings": (figures.embedding_figures(report), []),
+        "calibration": figures.calibrations(report),
+        "cost": (figures.cost_figures(report), []),
+        "settings": ([], tables.settings_tables(report)),
     }
 
 
@@ -99,13 +80,13 @@ def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> N
         "numbers": lambda names: " ".join(str(places[name]) for name in names),
         "colour": lambda name: SERIES[report.look.colours[places[name]] % len(SERIES)],
     }
-    figures = [figure for own, _ in sections.values() for figure in own]
+    drawn = [figure for own, _ in sections.values() for figure in own]
     page = environment.get_template("report.html").render(
         report=report,
         sections=sections,
-        charts=[_spec(figure) for figure in figures],
-        attacks=list(dict.fromkeys(f.attack for f in figures if f.attack)),
-        parties=list(dict.fromkeys(f.party for f in figures if f.party)),
+        charts=[_spec(figure) for figure in drawn],
+        attacks=list(dict.fromkeys(f.attack for f in drawn if f.attack)),
+        parties=list(dict.fromkeys(f.party for f in drawn if f.party)),
         families=report.settings.groupby("family", sort=False).groups,
         ranked={} if report.cells is None else ranked_data(report.cells),
         theme=theme(),
@@ -131,7 +112,7 @@ def write_pictures(sections: Mapping[str, Section], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = with_colours(theme(), COLOURS) | {"background": COLOURS["paper"]}
     used: set[str] = set()
-    for figure in (figure for figures, _ in sections.values() for figure in figures):
+    for figure in (figure for own, _ in sections.values() for figure in own):
         name = slug(figure.name)
         name += f"-{len(used)}" if name in used else ""  # two coalitions of equal size
         used.add(name)

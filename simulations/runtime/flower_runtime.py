@@ -39,6 +39,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import tomli_w
 from flwr.common.config import flatten_dict
 
 from flower_vfl.errors import ConfigError, VerticalError, check_name
@@ -46,7 +47,7 @@ from flower_vfl.errors import ConfigError, VerticalError, check_name
 from .process_reaper import ProcessReaper
 
 if TYPE_CHECKING:
-    from flower_vfl.simulations.deployment.certificates import ServerFiles
+    from flower_vfl.simulations.deployment.cluster import ServerFiles
 
 ConfigValue = str | int | float | bool
 
@@ -153,16 +154,7 @@ def write_connection(home: Path, port: int, authority: Path | None = None) -> No
 
 def write_settings(path: Path, settings: Mapping[str, ConfigValue]) -> None:
     """Write settings as a TOML file."""
-    lines = [f"{_toml(key)} = {_toml(value)}\n" for key, value in settings.items()]
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def _toml(value: ConfigValue) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):  # a JSON string is a TOML string, but for one character
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(float(value)) if isinstance(value, float) else str(int(value))
+    path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8")
 
 
 def _check_outcome(runs: list[dict[str, Any]], log: Sequence[str]) -> None:

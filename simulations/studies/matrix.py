@@ -28,8 +28,8 @@ from flower_vfl.specs import parse_spec
 from .methods import VANILLA, parse_method
 from .run_metrics import completions, largest_leaks, utilities
 from .study import Study
+from .tradeoff import untrained
 from .trials import Trial, check_run, task_of
-from .verdict import untrained
 
 MATRIX, ALL = "matrix", "all datasets"
 STAGE, TUNING, REPORTED = "stage", "tuning", "reported"
@@ -80,15 +80,6 @@ def dcs(
     (leak AUC), that of a guess AP* (0.5), the main metric MP and that without a defense
     MP*. A defense whose model is better than the undefended one loses nothing: the
     second difference is then 0, and so is the first for an attack worse than a guess.
-
-    Parameters
-    ----------
-    leak : ArrayLike
-        Leak AUC of an attack.
-    utility, utility_none : ArrayLike
-        The main metric with the defense and without one.
-    beta : float (default: 0.5)
-        Weight of the utility, from 0 to 1.
 
     Examples
     --------
@@ -265,19 +256,9 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
     the mean of its DCS on those where every method was run. Methods with a run that did
     not train follow those without one.
 
-    Parameters
-    ----------
-    cells : pd.DataFrame
-        What :func:`cells` returned.
-    beta : float (default: 0.5)
-        Weight of the utility in the DCS.
-
-    Returns
-    -------
-    pd.DataFrame
-        Columns dataset (``"all datasets"`` for the mean), method, setting, rank, dcs,
-        leak (mean over attacks), largest_leak and largest_attack (means over seeds),
-        utility, utility_none, and untrained, a reason or an empty text.
+    Columns are dataset (``"all datasets"`` for the mean), method, setting, rank, dcs,
+    leak (mean over attacks), largest_leak and largest_attack (means over seeds),
+    utility, utility_none, and untrained, a reason or an empty text.
 
     Examples
     --------
@@ -301,9 +282,7 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
         setting=("setting", "first"), **names, untrained=("untrained", _reason)
     )
     own = own.join(largest).join(strongest.rename("largest_attack")).reset_index()
-    counts = own.groupby("dataset")["method"].nunique()
-    common = counts.index[counts == own["method"].nunique()]
-    shared = own[own["dataset"].isin(common)] if len(common) else own
+    shared = own[own["dataset"].isin(common_datasets(own))]
     numbers = {n: (n, "mean") for n in (*names, "largest_leak")}
     over_all = shared.groupby("method", sort=False).agg(
         **numbers, untrained=("untrained", _reason)
@@ -319,6 +298,14 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
     order = ["dataset", "method", "setting", "rank", "dcs", "leak", "largest_leak"]
     order += ["largest_attack", "utility", "utility_none", "untrained"]
     return whole.assign(rank=rank)[order].reset_index(drop=True)
+
+
+def common_datasets(ranked: pd.DataFrame) -> list[str]:
+    """Return the datasets on which all methods were run, all if there is none."""
+    own = ranked[ranked["dataset"] != ALL]
+    counts = own.groupby("dataset", sort=False)["method"].nunique()
+    common = counts.index[counts == own["method"].nunique()]
+    return [str(name) for name in (common if len(common) else counts.index)]
 
 
 def _reason(reasons: pd.Series[str]) -> str:

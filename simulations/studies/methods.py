@@ -15,12 +15,12 @@ from typing import Any
 
 from flower_vfl.errors import ConfigError, unknown_name
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
-from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.attacks import COMPLETIONS
 from flower_vfl.simulations.config import ABOUT, OPTIONS, RunConfig
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
-from flower_vfl.specs import parse_spec
+from flower_vfl.specs import parse_spec, split_specs
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.defenses.registry import SHORT_NAMES
 
@@ -155,7 +155,7 @@ def _pieces(setting: str, text: str) -> list[str]:
             pieces += [piece] if party is None else ["", party[1], party[2]]
         return pieces
     if setting == "attack":
-        parts = split_attacks(text)
+        parts = split_specs(text)
         return [p for part in parts for p in (part, ",")][:-1]
     return [text]
 
@@ -197,7 +197,7 @@ def parse_values(texts: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, rest = (part.strip() for part in text.partition("="))
-        cut = rest.split(";") if ";" in rest else split_attacks(rest)
+        cut = rest.split(";") if ";" in rest else split_specs(rest)
         values = [value.strip() for value in cut if value.strip()]
         if not (name and equals and values):
             raise ConfigError(f"'{text}' is not name=value,value, as in seed=0,1,2")

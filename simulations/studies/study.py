@@ -33,8 +33,8 @@ from flower_vfl.strategies.progress import StudyProgress
 from flower_vfl.strategies.state import interruptible
 
 from .run_metrics import run_columns
+from .tradeoff import untrained
 from .trials import ELSEWHERE, Outcome, Trial, outcomes
-from .verdict import untrained
 
 STUDY_FILE, RUNS_FOLDER = "study.json", "runs"
 TABLES = {"csv": "results.csv", "parquet": "results.parquet"}

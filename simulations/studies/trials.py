@@ -23,7 +23,7 @@ from flower_vfl.leakage.attacks.registry import (
     fits,
 )
 from flower_vfl.objectives import Task
-from flower_vfl.simulations.attacks import check_attacks, split_attacks
+from flower_vfl.simulations.attacks import check_attacks
 from flower_vfl.simulations.config import RunConfig, parse_rates
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
@@ -31,7 +31,7 @@ from flower_vfl.simulations.parties import PartyRows, load_rows
 from flower_vfl.simulations.plugins import ADDED, load_plugins, plugin_names
 from flower_vfl.simulations.results import FORMAT, GUESS, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
-from flower_vfl.specs import parse_spec
+from flower_vfl.specs import parse_spec, split_specs
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.state import interruptible
 
@@ -218,7 +218,7 @@ def check_run(config: RunConfig) -> None:
     build_optimizer(config.optimizer)
     parse_rates(config.learning_rate)
     check_attacks(config)
-    for text in split_attacks(config.attack):
+    for text in split_specs(config.attack):
         if parse_spec(text)[0] in SCORE_ATTACKS:
             build_attack(text, task_of(config))
     objective_for(config, _rows(config, 0))

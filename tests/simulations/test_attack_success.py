@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
-from flower_vfl.simulations.attacks import COMPLETIONS, split_attacks
+from flower_vfl.simulations.attacks import COMPLETIONS
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import tables
 from flower_vfl.simulations.runtime.engines import run_and_attack
 from flower_vfl.simulations.studies.run_metrics import completions, leaks
+from flower_vfl.specs import split_specs
 
 # Where their papers claim success: gradients of a rare class, summed logits, embeddings
 # and models that separate the classes.
@@ -52,7 +53,7 @@ def test_an_attack_finds_the_labels_and_nothing_in_noise(
         assert found[True].max() <= 0.6, found
     success = completions(records).query("split == 'train'")["value"]
     assert (success >= 0.95).all(), success
-    assert len(found) + len(success) == len(split_attacks(config.attack))
+    assert len(found) + len(success) == len(split_specs(config.attack))
 
 
 def test_no_attack_is_missing() -> None:

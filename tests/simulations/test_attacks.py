@@ -30,12 +30,12 @@ from flower_vfl.simulations.attacks import (
     completions_of,
     leakage_of,
     optimizer_of,
-    split_attacks,
 )
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.parties import load_rows, make_passive
 from flower_vfl.simulations.results import table
 from flower_vfl.simulations.runtime.engines import run_and_attack, set_log
+from flower_vfl.specs import split_specs
 
 QUICK = "labels=20,steps=30"
 
@@ -68,7 +68,7 @@ def flower_log() -> Iterator[None]:
     ],
 )
 def test_commas_between_attacks_and_within_them(text: str, expected: list[str]) -> None:
-    assert split_attacks(text) == expected
+    assert split_specs(text) == expected
 
 
 def test_scores_and_completions_are_told_apart() -> None:

@@ -24,7 +24,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.strategies import VerticalStrategy
-from flower_vfl.strategies.node_table import read_node_table
+from flower_vfl.strategies.setup import read_node_table
 
 KEYS = {1: b"key of the bank", 2: b"key of the shop", 3: b"key of a stranger"}
 TEXT = {node: base64.b64encode(key).decode() for node, key in KEYS.items()}

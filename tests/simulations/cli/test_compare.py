@@ -30,8 +30,8 @@ from flower_vfl.simulations.results import table
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import parse_method
 from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.tradeoff import comparison
 from flower_vfl.simulations.studies.trials import Trial
-from flower_vfl.simulations.studies.verdict import comparison
 
 TINY = ("--limit", "120", "--epochs", "1")
 

@@ -13,7 +13,7 @@ from sklearn.datasets import make_classification
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import load_result, table
 from flower_vfl.simulations.studies.alone import guess, train_alone
-from flower_vfl.simulations.studies.verdict import untrained
+from flower_vfl.simulations.studies.tradeoff import untrained
 
 
 def test_a_guess_names_the_largest_class() -> None:

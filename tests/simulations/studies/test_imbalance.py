@@ -13,7 +13,7 @@ from flower_vfl.simulations.results import tables
 from flower_vfl.simulations.runtime.engines import run_in_process
 from flower_vfl.simulations.studies.methods import parse_method
 from flower_vfl.simulations.studies.run_metrics import largest_leaks, utilities
-from flower_vfl.simulations.studies.verdict import untrained
+from flower_vfl.simulations.studies.tradeoff import untrained
 
 LARGEST_LOSS = 0.05  # of AUC
 LEAKS = {"gafm": 0.97, "ladsg": 0.8}  # the largest; without a defense it is 1.0

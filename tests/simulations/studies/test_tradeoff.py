@@ -12,8 +12,8 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import tables
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.study import run_study
+from flower_vfl.simulations.studies.tradeoff import comparison, untrained, verdict
 from flower_vfl.simulations.studies.trials import Trial
-from flower_vfl.simulations.studies.verdict import comparison, untrained, verdict
 
 GUESS, DIVERGED = "no better than a guess", "its loss diverged"
 
