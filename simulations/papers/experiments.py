@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -270,5 +270,5 @@ def _check(experiment: Experiment) -> None:
         if column.beside:
             check_name("row to compare with", column.beside, last)
         if column.reading in DERIVED:
-            for other in (*column.arguments["of"], *column.arguments["over"]):
+            for other in chain.from_iterable(column.arguments.values()):
                 check_name("column", other, names)
