@@ -76,6 +76,7 @@ class Claim:
     most: float | None = None
     above: str = ""
     below: str = ""
+    headline: bool = False  # one of those in the paper's abstract
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Experiment:
     claims: list[Claim]
     differences: list[Difference]
     tolerance: float
+
+    @property
+    def full_title(self) -> str:
+        """The paper and the number of the table."""
+        return f"{self.about['paper']}, {self.about['title']}"
 
     @property
     def shown(self) -> list[Column]:
@@ -265,7 +271,8 @@ def _check(experiment: Experiment) -> None:
         for row in filter(None, (claim.row, claim.above, claim.below)):
             check_name("row of a claim", row, rows)
         if claim.row:
-            check_name("column of a claim", claim.column, names)
+            shown = [column.name for column in experiment.shown]
+            check_name("column of a claim", claim.column, shown)
     for column in experiment.columns:
         if column.beside:
             check_name("row to compare with", column.beside, last)
