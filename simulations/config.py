@@ -64,6 +64,8 @@ class RunConfig:
     synthetic_features: str = "sampling"
     calibration: str = ""
     bottom: str = "auto"
+    label_bottom: str = ""
+    label_width: int = 0
     top: str = "linear"
     width: int = 16
     aggregation: str = "concat"

@@ -170,8 +170,9 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
 
 def _setup(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
     """Return what the objective of a run is built from."""
-    embeddings = config.parties + bool(rows.data.inputs)
-    joined = config.width * (embeddings if config.aggregation == "concat" else 1)
+    spec, width = rows.data.spec, config.width
+    own = 0 if spec is None else config.label_width or width
+    joined = own + config.parties * width if config.aggregation == "concat" else width
     center, scale = 0.0, 1.0
     if task == "regression" and rows.labels is not None:
         training = rows.labels[rows.trained]
@@ -183,7 +184,6 @@ def _setup(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
                 (known.low + known.high) / 2.0,
                 (known.high - known.low) / 4.0,
             )
-    spec = rows.data.spec
     return Setup(config, task, len(rows.classes), joined, spec, center, scale)
 
 

@@ -264,7 +264,8 @@ def make_label(
 ) -> LabelParty:
     """Return the label party."""
     spec = rows.data.spec
-    own = None if spec is None else build_bottom(config.bottom, spec, config.width)
+    chosen = config.label_bottom or config.bottom, config.label_width or config.width
+    own = None if spec is None else build_bottom(chosen[0], spec, chosen[1])
     party = LabelParty(
         rows.labels,
         objective_for(config, rows),

@@ -25,6 +25,7 @@ from flower_vfl.privacy import Guarantee
 from flower_vfl.protocol.codecs import build_codec
 from flower_vfl.protocol.config import Value
 from flower_vfl.protocol.messages import (
+    CLEAN,
     GRADIENT,
     Content,
     TensorArray,
@@ -75,7 +76,9 @@ class Training:
         self._schedule = Schedule(codes, Plan(strategy.seed, strategy.batch_size))
         self._gradients: Mapping[str, Array] = {}  # made, but not yet delivered
         self.gradient_step = 0
-        self._labels: Array | None = None  # for measuring every layer, in simulations
+        # for measuring every layer, in simulations
+        self._labels: Array | None = None
+        self._clean: Mapping[str, Array] = {}
         self._probe: dict[str, str] = {}
         if leakage is not None and leakage.probes:
             task = participants.label.task
@@ -167,6 +170,7 @@ class Training:
                 late="late" in asked.config,
                 last=index == self.steps - 1,
             )
+            self._clean = gradients if self._shows_labels else {}
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
             measured = measured + own
             state.defense_seconds += time.perf_counter() - defending
@@ -208,14 +212,19 @@ class Training:
 
     def requests(self, **fields: Any) -> dict[str, Content]:
         """Return a request to every passive party, with the gradient that is due."""
-        gradients, labels = self._gradients, self._labels
+        gradients, labels, clean = self._gradients, self._labels, self._clean
         fields["gradient_step"] = self.gradient_step
-        self._gradients, self.gradient_step, self._labels = {}, 0, None
+        self._gradients, self._clean = {}, {}
+        self.gradient_step, self._labels = 0, None
         config = {**self._probe, **fields.pop("config", {})}
         return {
             name: Content(
                 dict(config),
-                {GRADIENT: gradients[name]} if name in gradients else {},
+                {
+                    kind: known[name]
+                    for kind, known in ((GRADIENT, gradients), (CLEAN, clean))
+                    if name in known
+                },
                 labels=labels,
                 **fields,
             )
@@ -308,7 +317,8 @@ class Training:
             contents[self.participants.label.name].config["loss"] = loss
         replies = self.messenger.ask(Verb.RESTORE, contents)
         self._checkpoints.adopt(tag, part, replies)
-        self._gradients, self.gradient_step, self._labels = {}, 0, None
+        self._gradients, self._clean = {}, {}
+        self.gradient_step, self._labels = 0, None
         self.defender.load_state_dict(part["defender"])
         self.state = RunState.from_state(part["run"])
         if self.pipeline is not None:

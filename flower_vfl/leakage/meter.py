@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.attacks.known import GroupedLabels, attacker
@@ -190,11 +191,20 @@ class LayerProbe(ExitStack):
         }
         self._calls = Counter[str]()
         self._found: dict[str, Tensor | None] = {}  # in the order of the forward pass
+        self._edges: dict[str, GradientEdge] = {}  # which in-place operations keep
 
     @property
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by layer, in the order of the forward pass."""
         return {use: g for use, g in self._found.items() if g is not None}
+
+    def trace(self, output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of all layers for another gradient of the output."""
+        edges = list(self._edges.values())
+        options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+        found = torch.autograd.grad([output], edges, [gradient], **options)
+        named = zip(self._edges, found, strict=True)
+        return {use: each for use, each in named if each is not None}
 
     def __enter__(self) -> Self:
         """Look at every layer from now on."""
@@ -212,5 +222,5 @@ class LayerProbe(ExitStack):
             self._found[use] = gradient.detach()
 
         if isinstance(output, Tensor) and output.requires_grad:
-            self._found[use] = None
+            self._found[use], self._edges[use] = None, get_gradient_edge(output)
             output.register_hook(keep)  # type: ignore[no-untyped-call]

@@ -275,14 +275,22 @@ class LeakageMonitor:
         return found
 
     def measure_layers(
-        self, gradients: Mapping[str, Tensor], labels: Tensor, step: int, party: str
+        self,
+        gradients: Mapping[str, Tensor],
+        labels: Tensor,
+        step: int,
+        party: str,
+        clean: Mapping[str, Tensor] | None = None,
     ) -> list[Measurement]:
         """Return the leak AUC of every attack on every layer of one party's model."""
         found: list[Measurement] = []
         for layer, gradient in gradients.items():
             if gradient.ndim and len(gradient) == len(labels):
-                given = {party: gradient}
-                found += self.meter.measure(given, labels, step, layer=layer)
+                given = {party: _channels_last(gradient)}
+                before = {}
+                if clean and layer in clean:
+                    before = {party: _channels_last(clean[layer])}
+                found += self.meter.measure(given, labels, step, before, layer)
         return found
 
     def _coalitions(self, gradients: Collection[str]) -> list[list[str]]:
@@ -350,3 +358,8 @@ def members(
         Measurement(MEMBERSHIP, auc, step, party, f"{attack}{kind}")
         for kind, auc in aucs.items()
     ]
+
+
+def _channels_last(gradient: Tensor) -> Tensor:
+    """Return maps in the order of their memory, whose rows are no copy."""
+    return gradient.movedim(1, -1) if gradient.ndim == 4 else gradient

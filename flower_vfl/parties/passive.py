@@ -222,14 +222,8 @@ class PassiveParty(Party):
             self._epoch = waiting.epoch
         return self._batches[waiting.index]
 
-    def backward(
-        self, step: int, gradient: Tensor | None, probed: bool = False
-    ) -> dict[str, Tensor]:
-        """Train the bottom model on the gradient of the batch that is waiting.
-
-        None, a gradient that a defense withheld, leaves the model as it is. With
-        `probed`, the gradient of the output of every layer is returned.
-        """
+    def _due(self, step: int, probed: bool) -> _Pending:
+        """Return the forward pass that waits for the gradient of a step."""
         pending = self._pending
         if self.pipeline:
             pending = self._waiting[0] if self._waiting else None
@@ -247,7 +241,27 @@ class PassiveParty(Party):
             else:
                 self.forward(pending.step, pending.epoch, pending.index, probed)
                 pending = self._pending
-        assert pending is not None and pending.output is not None  # just computed
+        assert pending is not None
+        return pending
+
+    def trace_layers(self, step: int, gradient: Tensor) -> dict[str, Tensor]:
+        """Return what a gradient of the batch that is waiting is at every layer."""
+        pending = self._due(step, True)
+        assert pending.output is not None  # just computed
+        if pending.probe is None or not pending.output.requires_grad:
+            return {}
+        return pending.probe.trace(pending.output, gradient.to(pending.output))
+
+    def backward(
+        self, step: int, gradient: Tensor | None, probed: bool = False
+    ) -> dict[str, Tensor]:
+        """Train the bottom model on the gradient of the batch that is waiting.
+
+        None, a gradient that a defense withheld, leaves the model as it is. With
+        `probed`, the gradient of the output of every layer is returned.
+        """
+        pending = self._due(step, probed)
+        assert pending.output is not None  # just computed
         output, probe = pending.output, pending.probe
         if gradient is not None:
             what = "the gradient it received"

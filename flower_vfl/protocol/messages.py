@@ -51,6 +51,7 @@ _KINDS: dict[str, type] = {
 }
 _NUMBERS = "numbers"
 GRADIENT = "gradient"
+CLEAN = "clean"  # the gradient before the defense, for measuring every layer
 _STYPE = "numpy.ndarray"
 _ALIGNMENT = 64  # of the memory of torch's own tensors, in bytes
 # Flower checks the type of every entry and every argument, which takes longer than a

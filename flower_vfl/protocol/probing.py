@@ -11,7 +11,7 @@ from flower_vfl.objectives import Task
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.records import Measurement
 
-from .messages import Content, to_tensor
+from .messages import CLEAN, Content, to_floats, to_tensor
 
 
 def probe(
@@ -20,12 +20,15 @@ def probe(
     """Train on a gradient and measure layers and membership, for simulations."""
     settings, task = Leakage.from_text(content.text("probe")), content.text("task")
     labels = None if content.labels is None else to_tensor(content.labels)
+    clean = {}
+    if settings.layers and CLEAN in content.arrays:
+        clean = party.trace_layers(step, to_floats(content.arrays[CLEAN]))
     layers = party.backward(step, gradient, probed=settings.layers)
     measured: list[Measurement] = []
     if layers and labels is not None:
         alone = replace(settings, coalitions=(), baseline=False)
         monitor = LeakageMonitor(alone, cast(Task, task))
-        measured = monitor.measure_layers(layers, labels, step, party.name)
+        measured = monitor.measure_layers(layers, labels, step, party.name, clean)
     if settings.membership and step % settings.every == 0:
         known = labels if settings.membership == "joint" else None
         aucs = party.membership(known, cast(Task, task))

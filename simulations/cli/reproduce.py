@@ -1,6 +1,7 @@
 """``flower-vfl reproduce``: tables and figures of the papers."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,18 +15,39 @@ from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
 from ..papers.experiments import experiment_names, load_experiment
-from ..papers.reproduce import KIND, measured, run_experiment, save_results, trials_of
-from ..papers.show import as_document, as_markdown, results_page, show_experiment
+from ..papers.reproduce import (
+    KIND,
+    RUN,
+    measured,
+    run_experiment,
+    save_results,
+    trials_of,
+)
+from ..papers.show import (
+    CLAIM_HEADS,
+    all_claims,
+    as_document,
+    as_markdown,
+    minutes_of,
+    results_page,
+    show_experiment,
+)
 from .options import AsJson, AsMarkdown, Workers, option, show_errors
 
 
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables or figures (see --list), 'all', or a TOML file."),
+        typer.Argument(help="Tables or figures (see --list), or a TOML file."),
     ] = None,
+    everything: Annotated[
+        bool, option("All tables and figures, those that take longest first.", "--all")
+    ] = False,
     listing: Annotated[
         bool, option("List all tables and figures, with estimated times.", "--list")
+    ] = False,
+    claims: Annotated[
+        bool, option("Show the papers' claims and the saved results.", "--claims")
     ] = False,
     quick: Annotated[
         bool, option("Smoke run: few rows, one epoch, one seed.", "--quick")
@@ -53,18 +75,25 @@ def reproduce(
     if listing:
         _list(as_json)
         return
+    if claims:
+        _claims(as_json)
+        return
     if write is not None:
         _write_page(write, source or [])
         return
+    names = experiment_names() if everything else names
     if not names:
-        raise ConfigError("which table? Name one or more, or 'all'; see --list")
-    chosen = experiment_names() if names == ["all"] else names
-    experiments = [load_experiment(name, quick) for name in chosen]
-    quiet, failed, documents = as_json or markdown, False, []
+        raise ConfigError("which table? Name one or more, or --all; see --list")
+    experiments = [load_experiment(name, quick) for name in names]
+    if everything:
+        experiments.sort(key=lambda each: -each.minutes)
+    quiet, failed, documents, times = as_json or markdown, False, [], []
     for experiment in experiments:
         folder = out / f"{KIND}-{experiment.name}{'-quick' if quick else ''}"
         study = run_experiment(experiment, folder, seeds, workers, quick, not quiet)
         frame = measured(experiment, study, seeds)
+        spent = f"{minutes_of(frame):.1f}"
+        times.append([experiment.name, str(frame[RUN].nunique()), spent])
         show_errors(study)
         failed |= bool(study.errors)
         if as_json:
@@ -75,6 +104,8 @@ def reproduce(
             show_experiment(experiment, frame, quick)
     if as_json:
         print(json.dumps(documents if len(documents) > 1 else documents[0]))
+    if len(times) > 1 and not quiet:
+        _show(["name", "runs", "minutes"], times)
     if failed:
         raise typer.Exit(1)
 
@@ -98,13 +129,26 @@ def _list(as_json: bool) -> None:
         [entry["name"], entry["title"], str(entry["runs"]), f"{entry['minutes']:g}"]
         for entry in entries
     ]
-    console = Console(highlight=False)
-    console.print(text_table(["name", "title", "runs", "minutes"], rows, left=2))
+    _show(["name", "title", "runs", "minutes"], rows, left=2)
     total = sum(entry["minutes"] for entry in entries) / 60.0
-    console.print(
+    print(
         f"Times are estimates for one core, {total:.1f} hours in all; runs that two "
         "tables share are run only once."
     )
+
+
+def _claims(as_json: bool) -> None:
+    found = all_claims()
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [[claim[head] for head in CLAIM_HEADS] for claim in found]
+    _show(CLAIM_HEADS, rows, left=len(CLAIM_HEADS))
+
+
+def _show(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+    table = text_table(heads, rows, left, lines=left > 2)
+    Console(highlight=False).print(table)
 
 
 def _write_page(path: Path, folders: list[Path]) -> None:

@@ -195,12 +195,14 @@ def divide_columns(
             "the split is for another number of passive parties: "
             f"{plan.parties}, not {parties}"
         )
-    label = _label_columns(columns, label_share, by_name=bool(plan.columns))
+    copied = label_share == "*"  # then the passive parties have all columns, too
+    label = () if copied else _label_columns(columns, label_share, bool(plan.columns))
     rest = [column for column in columns if column not in set(label)]
+    label = tuple(columns) if copied else label
     if plan.columns:
         named = set(chain(*plan.columns))
         _check_known(sorted(named), columns)
-        if shared := sorted(named & set(label)):
+        if (shared := sorted(named & set(label))) and not copied:
             raise ConfigError(
                 f"columns {shared} are given to a passive party and kept by the label "
                 "party"

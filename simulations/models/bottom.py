@@ -63,7 +63,8 @@ class WideDeep(BottomModel):
     and the numeric columns. The two are summed at the cut layer.
 
     Li et al. cut after the third ReLU layer of the deep part and leave the wide part
-    to the label party: ``wide=False, final="relu"`` and a width of 128.
+    to the label party: ``wide=False, final="relu"`` and a width of 128 here, and there
+    ``mlp:hidden=none,embedding=1`` with a width of 1.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"table"})

@@ -62,17 +62,20 @@ def conv_layers(
     require(kernel > 0 and kernel % 2 == 1, "kernel", "odd and at least 1", kernel)
     inside, *sides = shape
     layers: list[nn.Module] = []
+    # max pooling commutes with increasing functions, which then have a quarter to do
+    increasing = activation not in ("none", "gelu")
     for outside in channels:
         pads = [kernel // 2 if padding or side < kernel else 0 for side in sides]
         layers.append(nn.Conv2d(inside, outside, kernel, padding=(pads[0], pads[1])))
         if batch_norm:
             layers.append(nn.BatchNorm2d(outside))
-        layers.append(activation_layer(activation))
         sides = [
             side + 2 * pad - kernel + 1 for side, pad in zip(sides, pads, strict=True)
         ]
         windows = [min(side, 2) for side in sides]
-        layers.append(nn.MaxPool2d((windows[0], windows[1])))
+        pooling = nn.MaxPool2d((windows[0], windows[1]))
+        order = [activation_layer(activation), pooling]
+        layers += reversed(order) if increasing else order
         sides = [side // window for side, window in zip(sides, windows, strict=True)]
         inside = outside
     return layers, (inside, sides[0], sides[1])

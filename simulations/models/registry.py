@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flower_vfl.errors import ConfigError, check_name
@@ -68,6 +68,26 @@ def mlp_top(
     return nn.Sequential(*dense_layers(in_width, hidden, out_width, *settings))
 
 
+class WideDeepTop(nn.Module):
+    """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022).
+
+    https://arxiv.org/abs/2102.08504, Criteo and Avazu: the label party's own columns,
+    the output of its wide part, are added to the logits of the deep part.
+    """
+
+    def __init__(
+        self, in_width: int, out_width: int, hidden: tuple[int, ...] = (128, 128, 128)
+    ) -> None:
+        super().__init__()
+        self.logits = out_width
+        self.deep = mlp_top(in_width - out_width, out_width, hidden)
+
+    def forward(self, joined: Tensor) -> Tensor:
+        """Return the logits; the label party's columns come first."""
+        logits: Tensor = self.deep(joined[:, self.logits :])
+        return logits + joined[:, : self.logits]
+
+
 def cnn_top(
     in_width: int,
     out_width: int,
@@ -98,8 +118,9 @@ TOP_MODELS: dict[str, Callable[..., nn.Module]] = {
     "none": identity_top,
     "linear": linear_top,
     "mlp": mlp_top,
-    # Marvell, A.6.2: what follows the cut layer, except for the wide part
+    # Marvell, A.6.2: what follows the cut layer, without and with the wide part
     "marvell-deep": partial(mlp_top, hidden=(128, 128, 128)),
+    "marvell-wide-deep": WideDeepTop,
     "marvell-cnn": cnn_top,
     # FLORIST: the last two layers of the deep part
     "florist-deep": partial(mlp_top, hidden=(128, 128)),

@@ -21,6 +21,7 @@ from flower_vfl.specs import parse_spec
 Epochs = Literal["all", "first", "last"]
 STATISTICS: dict[str, Callable[[pd.Series[float]], float]] = {
     "mean": pd.Series.mean,
+    "min": pd.Series.min,
     "max": pd.Series.max,
     "q95": lambda values: float(values.quantile(0.95)),
 }
@@ -108,11 +109,14 @@ def completion(
     return float(found["value"][names == attack].mean())
 
 
-def epoch(run: Found, metric: str, epochs: Epochs = "all") -> float:
-    """Return a training metric, mean over epochs; not a number if there is none."""
+def epoch(
+    run: Found, metric: str, epochs: Epochs = "all", statistic: str = "mean"
+) -> float:
+    """Return a training metric over epochs; not a number if there is none."""
+    check_name("statistic", statistic, STATISTICS)
     history = run.records.query("split == 'train' and step == 0 and epoch > 0")
     chosen = _of_epochs(history, epochs, history["epoch"].max())
-    return float(chosen["value"][chosen["metric"] == metric].mean())
+    return float(STATISTICS[statistic](chosen["value"][chosen["metric"] == metric]))
 
 
 def seconds(
@@ -156,6 +160,12 @@ def quotient(
     return above / below if below else float("nan")
 
 
+def spread(values: Mapping[str, float], of: Sequence[str]) -> float:
+    """Return how far the largest and the smallest of some columns are apart."""
+    chosen = [values[name] for name in of]
+    return max(chosen) - min(chosen)
+
+
 READINGS: dict[str, Callable[..., float]] = {
     "final": final,
     "series": series,
@@ -166,4 +176,4 @@ READINGS: dict[str, Callable[..., float]] = {
     "neighbours": neighbours,
     "nothing": nothing,
 }
-DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient}
+DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient, "spread": spread}

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Claim:
     most: float | None = None
     above: str = ""
     below: str = ""
+    headline: bool = False  # one of those in the paper's abstract
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Experiment:
     claims: list[Claim]
     differences: list[Difference]
     tolerance: float
+
+    @property
+    def full_title(self) -> str:
+        """The paper and the number of the table."""
+        return f"{self.about['paper']}, {self.about['title']}"
 
     @property
     def shown(self) -> list[Column]:
@@ -265,10 +271,11 @@ def _check(experiment: Experiment) -> None:
         for row in filter(None, (claim.row, claim.above, claim.below)):
             check_name("row of a claim", row, rows)
         if claim.row:
-            check_name("column of a claim", claim.column, names)
+            shown = [column.name for column in experiment.shown]
+            check_name("column of a claim", claim.column, shown)
     for column in experiment.columns:
         if column.beside:
             check_name("row to compare with", column.beside, last)
         if column.reading in DERIVED:
-            for other in (*column.arguments["of"], *column.arguments["over"]):
+            for other in chain.from_iterable(column.arguments.values()):
                 check_name("column", other, names)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+from scipy.stats import norm, t
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.results import RESULT_FILE, read_json, table
@@ -27,7 +28,7 @@ RESULTS = PAPERS / "results"
 SEED, RUN, SECONDS = "seed", "run", "seconds"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 Agreement = Literal["alike", "differs", "undecided"]
-Says = Literal["holds", "fails", "undecided", ""]
+Says = Literal["held", "missed", "undecided", ""]
 _ERRORS = 2.0  # standard errors within which nothing is decided
 
 
@@ -76,8 +77,7 @@ def run_experiment(
         ],
         "columns": [column.name for column in experiment.shown],
     }
-    title = f"{experiment.about['paper']}, {experiment.about['title']}"
-    title += " (smoke run)" if quick else ""
+    title = experiment.full_title + (" (smoke run)" if quick else "")
     return run_study(folder, KIND, title, trials, workers=workers, bar=bar, extra=extra)
 
 
@@ -164,6 +164,7 @@ class Cell:
     values: tuple[float, ...]
     column: Column
     paper: str
+    seeds: tuple[int, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -176,17 +177,19 @@ class Cell:
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation beside a mean of several seeds."""
-        if self.column.seeds != "mean" or len(self.values) < 2:
-            return None
-        return statistics.stdev(self.values)
+        """The standard deviation of a run; None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def error(self) -> float:
-        """The standard error of the value; infinite for a single seed."""
-        if len(self.values) < 2:
+        """The standard error of the value; infinite for a single seed.
+
+        The smallest or largest of a few values is about as uncertain as one of them.
+        """
+        if self.deviation is None:
             return math.inf
-        return (self.deviation or 0.0) / math.sqrt(len(self.values))
+        averaged = len(self.values) if self.column.seeds == "mean" else 1
+        return self.deviation / math.sqrt(averaged)
 
     @property
     def text(self) -> str:
@@ -196,7 +199,7 @@ class Cell:
         digits = self.column.digits
         sign = "%" if self.column.how == "percent" and self.column.beside else ""
         text = f"{self.value:.{digits}f}{sign}"
-        if self.deviation is not None:
+        if self.deviation is not None and self.column.seeds == "mean":
             text += f" ± {self.error:.{digits}f}"
         return text
 
@@ -233,8 +236,9 @@ def cells_of(experiment: Experiment, frame: pd.DataFrame) -> Cells:
         found = {labels: own.set_index(SEED) for labels, own in groups}
 
     def cell(labels: tuple[str, ...], column: Column) -> Cell:
+        values = _values(found, labels, column)
         paper = experiment.figure(labels, column.name)
-        return Cell(_values(found, labels, column), column, paper)
+        return Cell(tuple(values), column, paper, tuple(values.index))
 
     return {
         row.labels: [cell(row.labels, column) for column in experiment.shown]
@@ -244,14 +248,14 @@ def cells_of(experiment: Experiment, frame: pd.DataFrame) -> Cells:
 
 def _values(
     found: Mapping[Any, pd.DataFrame], labels: tuple[str, ...], column: Column
-) -> tuple[float, ...]:
-    """Return the values of a cell, compared with another row where that is asked."""
+) -> pd.Series[float]:
+    """Return a cell's values by seed, compared with another row if that is asked."""
     beside = (*labels[:-1], column.beside) if column.beside else labels
-    if labels not in found or beside not in found:
-        return ()
+    if any(column.name not in found.get(row, ()) for row in (labels, beside)):
+        return pd.Series(dtype=float)  # not run, or not since the column is there
     own, other = (found[row][column.name] * column.scale for row in (labels, beside))
     values = compare(own, other, column.how) if column.beside else own
-    return tuple(values.dropna())
+    return values.dropna()
 
 
 def compare(
@@ -269,43 +273,62 @@ def compare(
 class Verdict:
     """What a claim of a paper comes to with our values; `says` is empty without any."""
 
-    value: float | None
-    beside: tuple[float, ...]
-    says: Says
+    own: Cell | None = None
+    beside: tuple[Cell, ...] = ()
+    says: Says = ""
 
 
 def judge(claim: Claim, experiment: Experiment, cells: Cells) -> Verdict:
     """Return whether our values support a claim, or are too uncertain to say so."""
     names = [column.name for column in experiment.shown]
     by_name = {" / ".join(labels): row for labels, row in cells.items()}
-
-    def look(row: str) -> Cell | None:
-        cell = by_name[row][names.index(claim.column)] if row else None
-        return cell if cell is not None and cell.values else None
-
-    own, above, below = look(claim.row), look(claim.above), look(claim.below)
-    value = None if own is None else own.value
-    beside = tuple(c.value for c in (above, below) if c and c.value is not None)
-    limits = claim.least, claim.most
-    if own is None or value is None or (not beside and limits == (None, None)):
-        return Verdict(value, (), "")
+    own, above, below = (
+        by_name[row][names.index(claim.column)] if row else None
+        for row in (claim.row, claim.above, claim.below)
+    )
+    beside = tuple(cell for cell in (above, below) if cell is not None)
+    if own is None or not all(cell.values for cell in (own, *beside)):
+        return Verdict()
     said = set()
-    if limits[0] is not None:
-        said.add(_decide(value - limits[0], own.error, True))
-    if limits[1] is not None:
-        said.add(_decide(limits[1] - value, own.error, True))
+    for limit, sign in ((claim.least, 1.0), (claim.most, -1.0)):
+        if limit is not None:
+            margin = sign * (_value(own) - limit)
+            said.add(_decide(margin, own.error, len(own.values), True))
     for other, sign in ((above, 1.0), (below, -1.0)):
-        if other is not None and other.value is not None:
-            error = math.hypot(own.error, other.error)
-            said.add(_decide(sign * (value - other.value), error, False))
-    order: tuple[Says, ...] = ("fails", "undecided", "holds")
-    return Verdict(value, beside, next(each for each in order if each in said))
+        if other is not None:
+            margin, runs = sign * (_value(own) - _value(other)), len(other.values)
+            error = _error_between(own, other)
+            said.add(_decide(margin, error, min(len(own.values), runs), False))
+    order: tuple[Says, ...] = ("missed", "undecided", "held")
+    return Verdict(own, beside, next((each for each in order if each in said), ""))
 
 
-def _decide(margin: float, error: float, equal: bool) -> Says:
+def _value(cell: Cell) -> float:
+    assert cell.value is not None  # the caller looked
+    return cell.value
+
+
+def _error_between(one: Cell, other: Cell) -> float:
+    """Return the standard error of a difference.
+
+    Runs with the same seed have the same split and first weights: they are paired.
+    """
+    paired = one.seeds == other.seeds and one.column.seeds == "mean"
+    if not paired or len(one.seeds) < 2:
+        return math.hypot(one.error, other.error)
+    apart = [a - b for a, b in zip(one.values, other.values, strict=True)]
+    return statistics.stdev(apart) / math.sqrt(len(apart))
+
+
+def _decide(margin: float, error: float, runs: int, equal: bool) -> Says:
     """Return what a difference says; `equal` is said of one that is exactly 0."""
-    if abs(margin) > _ERRORS * error:
-        return "holds" if margin > 0.0 else "fails"
+    if abs(margin) > _errors(runs) * error:
+        return "held" if margin > 0.0 else "missed"
     if margin == error == 0.0:
-        return "holds" if equal else "fails"
+        return "held" if equal else "missed"
     return "undecided"
+
+
+def _errors(runs: int) -> float:
+    """Return how many errors of a few runs say as much as two of many: Student's t."""
+    return float(t.ppf(norm.cdf(_ERRORS), runs - 1)) if runs > 1 else math.inf

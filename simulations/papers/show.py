@@ -1,24 +1,35 @@
 """A reproduced table for people: in the terminal, as Markdown, as JSON."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from rich.console import Console
 
-from flower_vfl.simulations.printing import markdown_table, text_table
+from flower_vfl.simulations.printing import markdown_table, text_tables
 
-from .experiments import PAPERS, Experiment, experiment_names, load_experiment
-from .reproduce import SEED, Cell, Cells, cells_of, judge, outdated, saved_results
+from .experiments import PAPERS, Claim, Experiment, experiment_names, load_experiment
+from .reproduce import (
+    RUN,
+    SECONDS,
+    SEED,
+    Cell,
+    Cells,
+    cells_of,
+    judge,
+    outdated,
+    saved_results,
+)
 
 SMOKE = "smoke run: too little data and training for meaningful results"
 _TEMPLATES = Environment(
     loader=FileSystemLoader(PAPERS), trim_blocks=True, keep_trailing_newline=True
 )
-_OVERVIEW = ["table", "runs", "values compared", "alike", "differ, with a reason"]
-_OVERVIEW += ["differ, unexplained", "undecided"]
-_OVERVIEW += ["claims that hold", "claims that fail", "claims undecided"]
+_OVERVIEW = ["table", "runs", "minutes", "values compared", "alike"]
+_OVERVIEW += ["differ, with a reason", "differ, unexplained", "undecided"]
+_OVERVIEW += ["claims held", "claims missed", "claims undecided"]
+CLAIM_HEADS = ["table", "claim", "paper", "ours", "verdict"]
 
 
 def command_of(experiment: Experiment, quick: bool = False) -> str:
@@ -38,6 +49,11 @@ def _seeds(experiment: Experiment, frame: pd.DataFrame) -> str:
     return f"{seeds}; {len(counts)} of {runnable} rows"
 
 
+def minutes_of(frame: pd.DataFrame) -> float:
+    """Return how long the runs of a table took, shared ones counted once."""
+    return float(frame.drop_duplicates(RUN)[SECONDS].sum()) / 60.0
+
+
 def differences_of(experiment: Experiment, cells: Cells) -> dict[str, list[str]]:
     """Return the cells that differ from the paper's, by the reason that is known."""
     found: dict[str, list[str]] = {}
@@ -54,14 +70,18 @@ def show_experiment(
     experiment: Experiment, frame: pd.DataFrame, quick: bool = False
 ) -> None:
     """Print a table."""
-    console, about = Console(highlight=False), experiment.about
-    cells = cells_of(experiment, frame)
+    console, cells = Console(highlight=False), cells_of(experiment, frame)
     mark = f" ({SMOKE})" if quick else ""
-    console.print(f"{about['paper']}, {about['title']}{mark}", markup=False)
+    console.print(f"{experiment.full_title}{mark}", markup=False)
     rows = _texts(experiment, cells, _two_lines)
-    console.print(text_table(_heads(experiment), rows, left=len(experiment.axes)))
+    for table in text_tables(_heads(experiment), rows, left=len(experiment.axes)):
+        console.print(table)
     console.print("first line: our value; second line: the paper's value", style="dim")
-    notes = [*_notes(experiment, cells, quick), f"Seeds: {_seeds(experiment, frame)}"]
+    notes = [*_notes(experiment, cells, quick)]
+    if not quick:
+        notes += map(_sentence, claims_of(experiment, cells))
+    notes += [f"Seeds: {_seeds(experiment, frame)}"]
+    notes += [f"Time: {minutes_of(frame):.1f} minutes"]
     for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
         console.print(line.replace("**", ""), markup=False, soft_wrap=True)
 
@@ -69,7 +89,7 @@ def show_experiment(
 def _two_lines(cell: Cell, missing: str) -> str:
     ours = cell.text or ("no data" if missing else "-")
     paper = cell.paper.replace("±", " ±").replace("  ", " ")  # where a line may end
-    return f"{ours}\n[dim]{paper or '-'}[/dim]"
+    return f"{ours}\n{paper or '-'}"
 
 
 def _notes(experiment: Experiment, cells: Cells, quick: bool) -> Iterator[str]:
@@ -84,25 +104,61 @@ def _notes(experiment: Experiment, cells: Cells, quick: bool) -> Iterator[str]:
         yield f"Not run: {', '.join(sorted(names))}: {reason}"
     if quick:
         return
-    for claim in claims_of(experiment, cells):
-        yield f"The paper: {claim}"
     for reason, where in differences_of(experiment, cells).items():
         known = "" if reason else ", **unexplained**"
         yield f"Differs{known}: {'; '.join(where)}. {reason}".rstrip()
 
 
-def claims_of(experiment: Experiment, cells: Cells) -> list[str]:
-    """Return the claims of the paper's text, and our values."""
-    lines = []
+def claims_of(experiment: Experiment, cells: Cells) -> Iterator[dict[str, Any]]:
+    """Yield the claims of the paper's text: its values, ours, and the verdict."""
     for claim in experiment.claims:
         found = judge(claim, experiment, cells)
-        ours = "" if found.value is None else f" Ours: {found.value:.3f}"
-        if found.beside:
-            ours += f" vs {' and '.join(f'{other:.3f}' for other in found.beside)}"
-        if ours:
-            ours += f" ({found.says})." if found.says else "."
-        lines.append(f"{claim.text}{ours}")
-    return lines
+        ours = "" if found.own is None else found.own.text
+        yield {
+            "table": experiment.full_title,
+            "claim": claim.text.strip(),
+            "paper": _printed(claim, experiment),
+            "ours": " vs ".join([ours, *(cell.text for cell in found.beside)]),
+            "verdict": found.says,
+            "headline": claim.headline,
+        }
+
+
+def _printed(claim: Claim, experiment: Experiment) -> str:
+    """Return what the paper prints of a claim, and the limit that we check."""
+    labels = {row.name: row.labels for row in experiment.rows}
+    own, above, below = (
+        experiment.figure(labels[row], claim.column) if row else ""
+        for row in (claim.row, claim.above, claim.below)
+    )
+    if claim.above or claim.below:
+        sign, word = (">", "higher") if claim.above else ("<", "lower")
+        return f"{own} {sign} {above or below}" if own and above + below else word
+    limits = (("≥", claim.least), ("≤", claim.most))
+    checked = ", ".join(
+        f"{sign} {limit:g}" for sign, limit in limits if limit is not None
+    )
+    return f"{own} ({checked})" if own and checked else own or checked
+
+
+def _sentence(claim: Mapping[str, Any]) -> str:
+    ours = f" Ours: {claim['ours']} ({claim['verdict']})." if claim["verdict"] else ""
+    return f"The paper: {claim['claim']}{ours}"
+
+
+def all_claims() -> list[dict[str, Any]]:
+    """Return the claims of all papers with the saved results, headlines first."""
+    claims = [
+        claim
+        for experiment, frame in _saved()
+        for claim in claims_of(experiment, cells_of(experiment, frame))
+    ]
+    return sorted(claims, key=lambda claim: not claim["headline"])
+
+
+def _saved() -> list[tuple[Experiment, pd.DataFrame]]:
+    experiments = map(load_experiment, experiment_names())
+    return [(experiment, saved_results(experiment)) for experiment in experiments]
 
 
 def as_document(
@@ -133,7 +189,8 @@ def as_document(
         "smoke_run": quick,
         "command": command_of(experiment, quick),
         "rows": rows,
-        "claims": claims_of(experiment, cells),
+        "minutes": minutes_of(frame),
+        "claims": list(claims_of(experiment, cells)),
         "differences": [
             {"reason": reason, "cells": where}
             for reason, where in differences_of(experiment, cells).items()
@@ -154,6 +211,7 @@ def as_markdown(
         found=not frame.empty,
         table=markdown_table(heads, rows, left=len(heads)),
         seeds=_seeds(experiment, frame),
+        minutes="" if frame.empty else f"{minutes_of(frame):.1f}",
         notes=list(_notes(experiment, cells, quick)),
         changed=[] if quick or frame.empty else outdated(experiment, frame),
     )
@@ -179,26 +237,34 @@ def _one_line(cell: Cell, missing: str) -> str:
 
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
-    experiments = [load_experiment(name) for name in experiment_names()]
-    made = [(experiment, saved_results(experiment)) for experiment in experiments]
+    made, claims = _saved(), all_claims()
     counted = [_counted(experiment, frame) for experiment, frame in made]
+    counts = pd.DataFrame([row[2:] for row in counted if row[2:]])
+    total = ["**all**", "", *(f"{value:g}" for value in counts.astype(float).sum())]
+    overview = [[*row, *[""] * len(_OVERVIEW)][: len(_OVERVIEW)] for row in counted]
+    chosen = [[claim[head] for head in CLAIM_HEADS] for claim in claims]
+    headlines = sum(claim["headline"] for claim in claims)
     return _TEMPLATES.get_template("results.md").render(
-        overview=markdown_table(_OVERVIEW, counted, left=len(_OVERVIEW)),
+        headlines=markdown_table(
+            CLAIM_HEADS, chosen[:headlines], left=len(CLAIM_HEADS)
+        ),
+        claims=markdown_table(CLAIM_HEADS, chosen[headlines:], left=len(CLAIM_HEADS)),
+        overview=markdown_table(_OVERVIEW, [*overview, total], left=len(_OVERVIEW)),
         tables=[(each.about["paper"], as_markdown(each, f)) for each, f in made],
     )
 
 
 def _counted(experiment: Experiment, frame: pd.DataFrame) -> list[str]:
     """Return a table's line of the overview."""
-    title = f"{experiment.about['paper']}, {experiment.about['title']}"
     if frame.empty:
-        return [title, "not run yet", *[""] * (len(_OVERVIEW) - 2)]
+        return [experiment.full_title, "not run yet"]
     cells = cells_of(experiment, frame)
     found = [c.verdict(experiment.tolerance) for row in cells.values() for c in row]
     found = [each for each in found if each is not None]
     unexplained = len(differences_of(experiment, cells).get("", []))
     claims = [judge(claim, experiment, cells).says for claim in experiment.claims]
-    counts = [len(found), found.count("alike"), found.count("differs") - unexplained]
-    counts += [unexplained, found.count("undecided")]
-    counts += [claims.count("holds"), claims.count("fails"), claims.count("undecided")]
-    return [title, _seeds(experiment, frame), *map(str, counts)]
+    counts = [round(minutes_of(frame)), len(found), found.count("alike")]
+    counts += [found.count("differs") - unexplained, unexplained]
+    counts += [found.count("undecided")]
+    counts += [claims.count("held"), claims.count("missed"), claims.count("undecided")]
+    return [experiment.full_title, _seeds(experiment, frame), *map(str, counts)]

@@ -198,6 +198,7 @@ def test_a_frozen_model_has_no_layers() -> None:
     frozen = party()
     frozen.model.requires_grad_(False)
     frozen.forward(1, 1, 0, probed=True)
+    assert frozen.trace_layers(1, draw(16, WIDTH)) == {}
     assert frozen.backward(1, draw(16, WIDTH), probed=True) == {}
 
 
@@ -222,7 +223,7 @@ def test_stateless_runtimes_measure_the_same(
         strategy = VerticalStrategy(
             batch_size=16,
             seed=3,
-            leakage=Leakage(("norm", "mean"), limit=0.6, window=2, layers=True),
+            leakage=Leakage(("norm", "cosine"), limit=0.6, window=2, layers=True),
             progress=False,
             defense=Defense("marvell:s=4", noise_seed=7),
             checkpoints=Checkpoints(keep_final=True),
@@ -234,3 +235,30 @@ def test_stateless_runtimes_measure_the_same(
     assert series_of(found) == series_of(expected)
     assert_equal(others, states)
     assert "leak_norm@4/passive-2" in series_of(found)
+
+
+def test_another_gradient_is_traced_before_the_backward_pass() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+    x, gradient, clean = draw(ROWS, 5), draw(ROWS, 3, seed=1), draw(ROWS, 3, seed=2)
+    probe = LayerProbe(model)
+    with probe:
+        output = model(x)
+    traced = probe.trace(output, clean)
+    assert all(weight.grad is None for weight in model.parameters())
+    output.backward(gradient)
+    assert_equal(probe.gradients, probed(model, x, gradient))
+    assert_equal(traced, probed(model, x, clean))
+
+
+def test_the_cosine_attack_on_a_layer_knows_a_clean_gradient() -> None:
+    """Without an activation behind it, the last layer's gradient is the cut layer's."""
+    strategy = VerticalStrategy(
+        batch_size=32,
+        leakage=Leakage(("cosine",), layers=True),
+        progress=False,
+        defense=Defense("iso:t=25", noise_seed=7),
+    )
+    result = strategy.start(InProcessGrid(rich_app(), 3), num_rounds=1)
+    found = series_of(result)
+    assert found["leak_cosine@4/passive-2"] == found["leak_cosine/passive-2"]

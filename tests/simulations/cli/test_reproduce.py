@@ -14,7 +14,7 @@ from cli_cases import call
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
-from flower_vfl.simulations.papers.experiments import read_experiment
+from flower_vfl.simulations.papers.experiments import Claim, read_experiment
 from flower_vfl.simulations.papers.reproduce import (
     cells_of,
     judge,
@@ -103,6 +103,7 @@ text = "Noise costs AUC."
 row = "Cancer / noise"
 column = "AUC"
 below = "Cancer / none"
+headline = true
 
 [[differences]]
 where = "Cancer / noise / *"
@@ -227,8 +228,14 @@ def test_a_run_of_another_table_is_taken_over(paper: Path, tmp_path: Path) -> No
 def frame_of(values: dict[str, list[float]]) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            {"dataset": "Cancer", "method": name, "seed": i, "run": "x", "seconds": 1.0}
-            | {"AUC": value, "loss ratio": 1.0, "norm": 1.0, "AUC / norm": value}
+            {"dataset": "Cancer", "method": name, "seed": i, "run": f"{name}{i}"}
+            | {
+                "seconds": 1.0,
+                "AUC": value,
+                "loss ratio": 1.0,
+                "norm": 1.0,
+                "AUC / norm": value,
+            }
             for name, own in values.items()
             for i, value in enumerate(own)
         ]
@@ -238,11 +245,12 @@ def frame_of(values: dict[str, list[float]]) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("noise", "spread", "says"),
     [
-        (0.4, 0.01, "holds"),
-        (0.9, 0.0, "fails"),  # equal is not below
-        (0.95, 0.01, "fails"),
+        (0.4, 0.01, "held"),
+        (0.9, 0.0, "missed"),  # equal is not below
+        (0.95, 0.01, "missed"),
         (0.85, 0.2, "undecided"),  # within two standard errors
-        (0.95, 0.2, "undecided"),
+        (0.87, 0.01, "held"),  # 5.2 standard errors of three seeds
+        (0.88, 0.01, "undecided"),  # 3.5; Student's t asks for 4.5
     ],
 )
 def test_claims_and_differences_are_judged(
@@ -253,8 +261,9 @@ def test_claims_and_differences_are_judged(
     frame = frame_of({"none": [0.9, 0.9, 0.9], "noise": around})
     cells = cells_of(experiment, frame)
     verdict = judge(experiment.claims[0], experiment, cells)
-    assert verdict.value == pytest.approx(noise)
-    assert (verdict.beside, verdict.says) == (pytest.approx((0.9,)), says)
+    assert verdict.own is not None and verdict.own.value == pytest.approx(noise)
+    assert [cell.value for cell in verdict.beside] == [pytest.approx(0.9)]
+    assert verdict.says == says
     assert differences_of(experiment, cells) == {
         "": ["Cancer / none, AUC / norm"],  # 0.9, the paper has 1.5
         "Because.": ["Cancer / noise, AUC"],  # the paper has 0.2
@@ -263,14 +272,50 @@ def test_claims_and_differences_are_judged(
     shown = f"{noise:.3f} ± {spread / 3**0.5:.3f}"
     assert f"| Cancer | noise | {shown} / 0.2 | 1.000 ± 0.000 | {shown} |" in text
     assert "| Other | none | no data / 0.7 | no data | no data |" in text
-    assert "```sh\nflower-vfl reproduce some-table-1.toml\n```" in text
+    assert "Two methods. `flower-vfl reproduce some-table-1.toml`" in text
     assert "- Differs, **unexplained**: Cancer / none, AUC / norm." in text
     assert "- Differs: Cancer / noise, AUC. Because." in text
-    assert f"({says})" in text
     assert "The data of the paper." in text
-    assert "3 seeds; 2 of 2 rows." in text
+    assert "3 seeds; 2 of 2 rows; 0.1 minutes" in text
     empty = as_markdown(experiment, frame.iloc[:0])
     assert "Not run yet." in empty
+
+
+@pytest.mark.parametrize(
+    ("none", "noise", "says"),
+    [
+        # the seeds differ by 0.2, but noise costs 0.01 with every one of them
+        ([0.5, 0.6, 0.7], [0.49, 0.589, 0.691], "held"),
+        ([0.5, 0.6, 0.7], [0.69, 0.49, 0.589], "undecided"),
+        ([0.5, 0.6, 0.7, 0.8], [0.49, 0.589, 0.691], "undecided"),  # no pairs
+        ([0.5], [0.4], "undecided"),
+        ([], [0.4, 0.4, 0.4], ""),
+    ],
+)
+def test_rows_are_compared_by_seed(
+    paper: Path, none: list[float], noise: list[float], says: str
+) -> None:
+    experiment = read_experiment(paper)
+    cells = cells_of(experiment, frame_of({"none": none, "noise": noise}))
+    assert judge(experiment.claims[0], experiment, cells).says == says
+
+
+def test_limits_are_judged_by_the_error_of_a_mean(paper: Path) -> None:
+    experiment = read_experiment(paper)
+    values = [0.88, 0.9, 0.92]  # standard error 0.0115, times 4.53 is 0.052
+    cells = cells_of(experiment, frame_of({"none": values}))
+
+    def says(**limits: float) -> str:
+        claim = Claim("", "Cancer / none", "AUC", **limits)
+        return judge(claim, experiment, cells).says
+
+    assert [says(least=limit) for limit in (0.84, 0.86, 0.96)] == [
+        "held",
+        "undecided",
+        "missed",
+    ]
+    assert says(most=0.96) == "held" and says(least=0.84, most=0.84) == "missed"
+    assert says() == ""
 
 
 def test_the_command_runs_a_table_and_writes_the_page(
@@ -289,7 +334,7 @@ def test_the_command_runs_a_table_and_writes_the_page(
     code, text, _ = call(capsys, monkeypatch, *arguments, "--seeds", "1")
     assert code == 0
     assert "Paper, Table 1" in text and "The data of the paper." in text
-    assert "1 seed; 2 of 2 rows" in text
+    assert "1 seed; 2 of 2 rows" in text and "Time: 0." in text
     assert "Command: flower-vfl reproduce some-table-1" in text
     code, text, _ = call(capsys, monkeypatch, *arguments, "--quick", "--json")
     document = json.loads(text)
@@ -309,3 +354,16 @@ def test_the_command_runs_a_table_and_writes_the_page(
     assert code == 0
     assert "## Paper" in page.read_text() and "| Cancer | none |" in page.read_text()
     assert (tmp_path / "kept" / "some-table-1.csv").is_file()
+    code, text, _ = call(capsys, monkeypatch, "reproduce", "--claims", "--json")
+    assert code == 0 and json.loads(text)[0] == {
+        "table": "Paper, Table 1",
+        "claim": "Noise costs AUC.",
+        "paper": "0.2 < 0.9±0.1",
+        "ours": json.loads(text)[0]["ours"],
+        "verdict": "undecided",
+        "headline": True,
+    }
+    assert "| Paper, Table 1 | Noise costs AUC. |" in page.read_text()
+    every = ("reproduce", "--all", "--quick", "--out", str(out))
+    code, text, _ = call(capsys, monkeypatch, *every)
+    assert code == 0 and "Paper, Table 1 (smoke run" in text

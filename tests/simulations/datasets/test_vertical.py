@@ -79,6 +79,11 @@ def test_label_share() -> None:
     assert divide_columns(TEN, 2, "even", "0.4") == parts
     assert sizes(divide_columns(TEN, 2, "widths=3,5", "c9+c0")) == [2, 3, 5]
     assert sizes(divide_columns(TEN, 2, "fractions=0.5,0.5", 0.2)) == [2, 4, 4]
+    assert divide_columns(TEN, 2, "even", "*") == [
+        tuple(TEN),
+        *divide_columns(TEN, 2)[1:],
+    ]
+    assert divide_columns(TEN, 1, "columns=c1", "*") == [tuple(TEN), ("c1",)]
 
 
 @pytest.mark.parametrize(

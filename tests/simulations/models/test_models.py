@@ -223,3 +223,30 @@ def test_wrong_number_of_inputs() -> None:
     model = MLP(MIXED, 4)
     with pytest.raises(ConfigError, match=r"2 tensor\(s\), got 1"):
         model(make_inputs(MIXED)[0])
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_pooling_first_changes_neither_output_nor_gradient(activation: str) -> None:
+    spec = InputSpec(image=(3, 8, 8))
+    model = build_bottom(
+        f"cnn:channels=4,linear=false,activation={activation}", spec, 64
+    )
+    (image,) = make_inputs(spec)
+    convolution = model.features[0]
+    convolved = convolution(image.float() / 127.5 - 1.0)
+    act = torch.relu if activation == "relu" else torch.nn.functional.gelu
+    expected = torch.nn.functional.max_pool2d(act(convolved), 2).flatten(1)
+    found = model(image)
+    torch.testing.assert_close(found, expected)
+    slopes = [
+        torch.autograd.grad(each.square().sum(), convolution.weight)[0]
+        for each in (found, expected)
+    ]
+    torch.testing.assert_close(*slopes)
+
+
+def test_the_wide_part_of_the_label_party_is_added_to_the_logit() -> None:
+    top = build_top("marvell-wide-deep", 129, 1)
+    own, cut = torch.rand(7, 1), torch.rand(7, 128)
+    assert torch.equal(top(torch.cat([own, cut], dim=1)), top.deep(cut) + own)
+    assert count(top) == 3 * (128 * 128 + 128) + 129

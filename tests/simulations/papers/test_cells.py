@@ -22,6 +22,7 @@ from flower_vfl.simulations.papers.cell_metrics import (
     leak,
     neighbours,
     series,
+    spread,
 )
 from flower_vfl.simulations.papers.experiments import Column
 from flower_vfl.simulations.papers.reproduce import Cell, compare
@@ -70,6 +71,22 @@ def test_a_cell_is_alike_only_if_it_is_known_well_enough(
     assert cell(values, paper).verdict(0.05) == verdict
 
 
+@pytest.mark.parametrize(
+    ("values", "paper", "verdict"),
+    [
+        # deviation 0.02: 2 · 0.02 is within the tolerance, 2 · √2 · 0.02 = 0.057
+        ((0.5, 0.52, 0.54), "0.52", "alike"),
+        ((0.5, 0.52, 0.54), "0.556", "undecided"),
+        ((0.5, 0.52, 0.54), "0.56", "differs"),
+        ((0.5, 0.54, 0.58), "0.5", "undecided"),  # 2 · 0.04 is not
+    ],
+)
+def test_an_extreme_is_as_uncertain_as_one_run(
+    values: tuple[float, ...], paper: str, verdict: str
+) -> None:
+    assert cell(values, paper, seeds="min").verdict(0.05) == verdict
+
+
 def test_values_are_compared_in_three_ways() -> None:
     own, other = pd.Series({0: 3.0, 1: 1.9, 3: 1.0}), pd.Series({1: 2.0, 0: 2.0})
     assert compare(own, other, "ratio").to_dict() == {0: 1.5, 1: 0.95}
@@ -108,6 +125,8 @@ def test_series_are_read_by_epoch_and_party() -> None:
     assert series(run, "leak", "norm", parties="a+b") == 0.9
     layer = leak(run, "norm", flipped=False, layers=["features.0", "deep.0"])
     assert layer == 0.66
+    spread_of = spread({"a": 0.2, "b": 0.5, "c": 0.9}, of=["a", "b"])
+    assert spread_of == pytest.approx(0.3)
     q95 = series(run, "leak", "norm", statistic="q95", parties="b")
     assert q95 == pytest.approx(np.quantile([0.5, 0.6, 0.7, 0.8], 0.95))
     for wrong in (
