@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn import datasets as sklearn_datasets
+from sklearn.model_selection import train_test_split
 from sklearn.utils import Bunch
 
 from flower_vfl.errors import ConfigError, check_name
@@ -41,12 +42,16 @@ def read_table(
     task: Task = "binary",
     classes: tuple[str, ...] = ("no", "yes"),
     ids: str | None = None,
-    test: str | None = None,
+    test: str | int | None = None,
     categorical: tuple[str, ...] = (),
     log_columns: tuple[str, ...] = (),
     bundled: Callable[..., Any] | None = None,
 ) -> Dataset:
-    """Return a table from a CSV file, or from scikit-learn if there is no file."""
+    """Return a table from a CSV file, or from scikit-learn if there is no file.
+
+    `test` is a column that marks test rows, or the random state of scikit-learn's
+    ``train_test_split`` with a fifth of the rows for testing.
+    """
     if path is not None:
         columns = [str(column) for column in pd.read_csv(path, nrows=0).columns]
         codes = set(columns if categorical == ("*",) else categorical) - {label, test}
@@ -54,6 +59,9 @@ def read_table(
     else:
         assert bundled is not None  # otherwise the file was required
         frame = bundled(as_frame=True).frame
+    if isinstance(test, int):
+        _, held_out = train_test_split(frame.index, test_size=0.2, random_state=test)
+        frame, test = frame.assign(is_test=frame.index.isin(held_out)), "is_test"
     regression = task == "regression"
     return Dataset(
         name=name,
@@ -174,12 +182,14 @@ _FETCHED = {
     "spambase": files.SPAMBASE,
     "credit-default": files.CREDIT_DEFAULT,
     "boston": files.BOSTON,
+    "boston-gafm": files.BOSTON,
     "adult": files.ADULT,
 }
 _BUNDLED: dict[str, Callable[..., Any]] = {
     "breast-cancer": sklearn_datasets.load_breast_cancer,
     "wdbc": sklearn_datasets.load_breast_cancer,
     "diabetes": sklearn_datasets.load_diabetes,
+    "diabetes-gafm": sklearn_datasets.load_diabetes,
     "diabetes-raw": partial(sklearn_datasets.load_diabetes, scaled=False),
     "digits": sklearn_datasets.load_digits,
     "synthetic": draw_synthetic,

@@ -6,15 +6,25 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.meter import FLIPPED, LEAK
-from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL
+from flower_vfl.simulations.capture import (
+    CAPTURE_FILE,
+    EMBEDDING,
+    GRADIENT,
+    GRADIENT_LABEL,
+    GRADIENT_PREDICTION,
+    LABEL,
+    PREDICTION,
+)
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
 from flower_vfl.specs import parse_spec
 
@@ -130,20 +140,49 @@ def seconds(
     return float(spent["value"].mean())
 
 
+def _kept(run: Found, *names: str) -> list[NDArray[Any]]:
+    """Return arrays that a run captured."""
+    if run.folder is None or not (run.folder / CAPTURE_FILE).is_file():
+        raise ConfigError("the run kept no rows: set capture")
+    with np.load(run.folder / CAPTURE_FILE) as kept:
+        return [kept[name] for name in names]
+
+
 def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
     """Return how well the label is told by a party's nearest embeddings of test rows.
 
     Accuracy of a vote of the k nearest other rows: a number for what a t-SNE picture
     of the embeddings shows.
     """
-    if run.folder is None or not (run.folder / CAPTURE_FILE).is_file():
-        raise ConfigError("the run kept no embeddings: set capture")
-    with np.load(run.folder / CAPTURE_FILE) as kept:
-        rows, labels = kept[f"{EMBEDDING}/{party}"], kept[LABEL]
+    rows, labels = _kept(run, f"{EMBEDDING}/{party}", LABEL)
     # asked without rows, it leaves each row out of its own neighbours
     known = NearestNeighbors(n_neighbors=k).fit(rows)
     votes = labels[known.kneighbors(return_distance=False)].astype(int)
     return float(np.mean([np.bincount(own).argmax() for own in votes] == labels))
+
+
+def sent(run: Found, party: str = "passive-1") -> float:
+    """Return Pearson's rho of the label and the one column sent for test rows."""
+    rows, labels = _kept(run, f"{EMBEDDING}/{party}", LABEL)
+    return float(np.corrcoef(rows[:, 0], labels)[0, 1])
+
+
+def decisions(run: Found, split: Literal["train", "test"] = "test") -> float:
+    """Return the AUC of decisions at 0.5, which is the balanced accuracy."""
+    names = PREDICTION, LABEL
+    if split == "train":
+        names = f"{GRADIENT_PREDICTION}/passive-1", f"{GRADIENT_LABEL}/passive-1"
+    predictions, labels = _kept(run, *names)
+    return float(roc_auc_score(labels, predictions.reshape(-1) > 0.5))
+
+
+def separation(run: Found, party: str = "passive-1", norms: bool = False) -> float:
+    """Return how many deviations the class means of gradients, or norms, are apart."""
+    rows, labels = _kept(run, f"{GRADIENT}/{party}", f"{GRADIENT_LABEL}/{party}")
+    found = np.linalg.norm(rows, axis=1, keepdims=True) if norms else rows
+    one, other = found[labels == 1], found[labels == 0]
+    within = np.sqrt((one.var(axis=0).sum() + other.var(axis=0).sum()) / 2.0)
+    return float(np.linalg.norm(one.mean(axis=0) - other.mean(axis=0)) / within)
 
 
 def nothing(run: Found) -> float:
@@ -174,6 +213,9 @@ READINGS: dict[str, Callable[..., float]] = {
     "epoch": epoch,
     "seconds": seconds,
     "neighbours": neighbours,
+    "sent": sent,
+    "decisions": decisions,
+    "separation": separation,
     "nothing": nothing,
 }
 DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient, "spread": spread}

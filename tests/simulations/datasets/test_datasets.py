@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import LinearRegression
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TEST, TRAIN, VALID, split_rows
@@ -17,11 +18,13 @@ from flower_vfl.simulations.datasets.vertical import party_columns, prepare_part
 KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {
     "breast-cancer": (569, 30, [212, 357], None),
     "diabetes": (442, 10, 152.13, None),
+    "diabetes-gafm": (442, 10, 152.13, 89),
     "digits": (1797, 64, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180], None),
     "synthetic": (2000, 1024, [1001, 999], None),
     "spambase": (4601, 57, [2788, 1813], None),
     "credit-default": (30000, 23, [23364, 6636], None),
     "boston": (506, 13, 22.533, None),
+    "boston-gafm": (506, 13, 22.533, 102),
     "diabetes-raw": (442, 10, 152.13, None),
     "wdbc": (569, 30, [212, 357], None),
     "give-me-some-credit": (150000, 10, [139974, 10026], None),
@@ -90,6 +93,24 @@ def test_file_and_bundled_copy_are_equal(
     assert stored.table is not None and bundled.table is not None
     pd.testing.assert_frame_equal(stored.table, bundled.table)
     np.testing.assert_array_equal(stored.labels, bundled.labels)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("boston-gafm", (0.869, 0.815)), ("diabetes-gafm", (0.708, 0.759))],
+)
+def test_linear_regression_of_gafm_has_the_papers_rho(
+    name: str, printed: tuple[float, float], data_folder: Path
+) -> None:
+    """Table 3 of the original GAFM: the paper does not state its split."""
+    dataset = load_dataset(name, data_dir=data_folder)
+    assert dataset.table is not None and dataset.test_mask is not None
+    rows, test = dataset.table.to_numpy(float), dataset.test_mask
+    fitted = LinearRegression().fit(rows[~test], dataset.labels[~test]).predict(rows)
+    for part, expected in zip((~test, test), printed, strict=True):
+        rho = np.corrcoef(fitted[part], dataset.labels[part])[0, 1]
+        assert rho == pytest.approx(expected, abs=0.0006)
 
 
 @pytest.mark.data

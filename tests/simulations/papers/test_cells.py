@@ -19,8 +19,11 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers.cell_metrics import (
     Found,
     completion,
+    decisions,
     leak,
     neighbours,
+    sent,
+    separation,
     series,
     spread,
 )
@@ -158,6 +161,27 @@ def test_neighbours_tell_separate_classes_from_mixed_ones(tmp_path: Path) -> Non
         assert low <= neighbours(Found(pd.DataFrame(), tmp_path)) <= high
     with pytest.raises(ConfigError, match="set capture"):
         neighbours(Found(pd.DataFrame(), tmp_path / "elsewhere"))
+
+
+def test_kept_gradients_predictions_and_values_are_read(tmp_path: Path) -> None:
+    labels = np.array([0, 0, 1, 1])
+    arrays: dict[str, Any] = {
+        "gradient/passive-1": np.array([[-1.0], [-3.0], [4.0], [6.0]]),
+        "gradient_label/passive-1": labels,
+        "gradient_prediction/passive-1": np.array([0.1, 0.2, 0.3, 0.4]),
+        "embedding/passive-1": np.array([[5.0], [4.0], [3.0], [2.0]]),
+        "label": np.array([2.0, 3.0, 4.0, 5.0]),
+        "prediction": np.array([0.0, 0.0, 0.0, 0.0]),
+    }
+    np.savez(tmp_path / CAPTURE_FILE, **arrays)
+    run = Found(pd.DataFrame(), tmp_path)
+    assert separation(run) == pytest.approx(7.0)  # means -2 and 5, deviation 1
+    assert separation(run, norms=True) == pytest.approx(3.0)
+    assert sent(run) == pytest.approx(-1.0)
+    assert decisions(run, "train") == 0.5  # all are decided for class 0
+    arrays |= {"label": labels, "prediction": np.array([0.1, 0.7, 0.6, 0.9])}
+    np.savez(tmp_path / CAPTURE_FILE, **arrays)
+    assert decisions(run) == 0.75
 
 
 def test_training_rows_are_evaluated_at_the_end(tmp_path: Path) -> None:
