@@ -56,6 +56,7 @@ FIGURES = {
     "gafm-figure-3",
     "gafm-original-figure-3",
     "florist-figure-2",
+    "ladsg-figure-3",
     "ladsg-figure-4",
     "ladsg-figure-5",
     "ladsg-figure-6",
