@@ -77,16 +77,20 @@ def train(config: RunConfig, readers: Sequence[GradientTransform] = ()) -> Train
 
 
 def complete(
-    attack: ModelCompletion, trained: Trained, model: nn.Module, seed: int
+    attack: ModelCompletion,
+    trained: Trained,
+    model: nn.Module,
+    seed: int,
+    held: int = TEST,
 ) -> CompletionResult:
-    """Let the attacker complete a bottom model."""
-    party, labels = trained.attacker, trained.labels
-    training, test = trained.rows(TRAIN), trained.rows(TEST)
+    """Let the attacker complete a bottom model; score it on held-out rows as well."""
+    features, labels = trained.attacker.features, trained.labels
+    training, test = trained.rows(TRAIN), trained.rows(held)
     return replace(attack, seed=seed).run(
         model,
-        party.take(training),
+        tuple(part[training] for part in features),
         labels[training],
         int(labels.max()) + 1,
-        party.take(test),
+        tuple(part[test] for part in features),
         labels[test],
     )

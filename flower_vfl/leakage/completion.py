@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -48,6 +48,7 @@ from .mixmatch import (
     completion_scores,
     cycle,
     mixmatch_losses,
+    outputs,
     predict,
     reinitialise,
     update_average,
@@ -148,7 +149,9 @@ class ModelCompletion:
         stronger attack on tables and on CIFAR-10, not on digits.
     mix_inputs : bool (default: True)
         Whether rows are mixed where they enter, as in MixMatch; if not, at the cut
-        layer, which is always done where a party has codes.
+        layer, which is always done where a party has codes. With a frozen bottom model
+        noise is then added there, too, and the bottom model runs once for each row:
+        the same success on CIFAR-10 in a fraction of the time.
     shift, flip, noise : int, bool, float (default: 2, False, 0.1)
         See :func:`~flower_vfl.leakage.mixmatch.augmentation`.
     metric : str (default: "auto")
@@ -242,10 +245,12 @@ class ModelCompletion:
             raise ConfigError(f"{self.labels} auxiliary labels leave nothing to infer")
         change = augment or augmentation(rows, self.shift, self.flip, self.noise)
         data = _Data(rows, truth, classes, known, rest, held, asked, change)
-        trained = partial(copy.deepcopy, bottom)
+        trained: Callable[[], nn.Module] = partial(copy.deepcopy, bottom)
         untrained = fresh or partial(reinitialise, bottom)
-        attack = self._attempt("attack", trained, data, self.freeze_bottom)
         baseline = self._attempt("baseline", untrained, data, semi=False)
+        if self.freeze_bottom and not self.mix_inputs and augment is None:
+            data, trained = data.embedded(trained(), self.noise), nn.Identity
+        attack = self._attempt("attack", trained, data, self.freeze_bottom)
         given = tuple(known.tolist())
         return CompletionResult(metric, self.seed, given, *attack, *baseline)
 
@@ -324,6 +329,15 @@ class _Data:
 
     def take(self, rows: Tensor) -> Inputs:
         return tuple(part[rows] for part in self.rows)
+
+    def embedded(self, bottom: nn.Module, noise: float) -> _Data:
+        """Return the same data with a bottom model's outputs as its rows."""
+        bottom = bottom.to(self.truth.device)
+        rows = (outputs(bottom, self.rows),)
+        held = (outputs(bottom, self.held),) if self.held else ()
+        return replace(
+            self, rows=rows, held=held, augment=augmentation(rows, noise=noise)
+        )
 
 
 def _class_numbers(labels: Tensor, classes: int, inputs: Inputs) -> Tensor:

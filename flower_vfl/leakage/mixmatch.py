@@ -115,11 +115,16 @@ def update_average(
 
 
 @torch.no_grad()
-def predict(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the probability of each class for each row, in evaluation mode."""
+def outputs(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return a model's output for each row, flattened, in evaluation mode."""
     model.eval()
     parts = zip(*(torch.split(p, _EVALUATION_ROWS) for p in inputs), strict=True)
-    return torch.softmax(torch.cat([model(*part) for part in parts]), dim=1)
+    return torch.cat([cast(Tensor, model(*part)).flatten(1) for part in parts])
+
+
+def predict(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the probability of each class for each row, in evaluation mode."""
+    return torch.softmax(outputs(model, inputs), dim=1)
 
 
 def cycle(rows: Tensor, size: int) -> Iterator[Tensor]:

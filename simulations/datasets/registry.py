@@ -137,7 +137,7 @@ def read_bhi(name: str, path: Path, target: str | None) -> Dataset:
 
 
 def read_cifar10(name: str, path: Path, target: str | None) -> Dataset:
-    """Return the CIFAR-10 subset, training rows before test rows."""
+    """Return a CIFAR-10 subset, training rows before test rows."""
     with np.load(path) as stored:
         labels = np.concatenate([stored["y_train"], stored["y_test"]])
         pixels = np.concatenate([stored["x_train"], stored["x_test"]])
@@ -199,6 +199,7 @@ _READERS: dict[str, Reader] = {
     "ham10000": read_ham10000,
     "bhi": read_bhi,
     "cifar10": read_cifar10,
+    "cifar10-20k": read_cifar10,
 }
 
 

@@ -102,7 +102,7 @@ class WideDeep(BottomModel):
 
 
 class CNN(BottomModel):
-    """Convolutions with max pooling, then fully connected layers.
+    """Convolutions with max pooling or a stride, then fully connected layers.
 
     The models of Marvell and GAFM for ISIC are special cases: see ``marvell-cnn`` and
     ``gafm-cnn`` in ``BOTTOM_MODELS``. Without `linear` the cut layer is the flattened
@@ -123,6 +123,7 @@ class CNN(BottomModel):
         activation: str = "relu",
         dropout: float = 0.0,
         batch_norm: bool = False,
+        stride: int = 1,
         final: str = "none",
     ) -> None:
         super().__init__(spec, width)
@@ -130,7 +131,7 @@ class CNN(BottomModel):
         if not channels:
             raise ConfigError("a CNN needs at least one convolution in channels")
         layers, (maps, height, breadth) = conv_layers(
-            spec.image, channels, kernel, padding, activation, batch_norm
+            spec.image, channels, kernel, padding, activation, batch_norm, stride
         )
         self.features = nn.Sequential(*layers, nn.Flatten())
         flat = maps * height * breadth

@@ -56,9 +56,11 @@ def conv_layers(
     padding: bool = True,
     activation: str = "relu",
     batch_norm: bool = False,
+    stride: int = 1,
 ) -> tuple[list[nn.Module], tuple[int, int, int]]:
-    """Return convolutions, each with an activation and 2×2 max pooling."""
+    """Return convolutions with an activation, and 2×2 max pooling if `stride` is 1."""
     positive("channels", *channels)
+    positive("stride", stride)
     require(kernel > 0 and kernel % 2 == 1, "kernel", "odd and at least 1", kernel)
     inside, *sides = shape
     layers: list[nn.Module] = []
@@ -66,18 +68,21 @@ def conv_layers(
     increasing = activation not in ("none", "gelu")
     for outside in channels:
         pads = [kernel // 2 if padding or side < kernel else 0 for side in sides]
-        layers.append(nn.Conv2d(inside, outside, kernel, padding=(pads[0], pads[1])))
+        padded = (pads[0], pads[1])
+        layers.append(nn.Conv2d(inside, outside, kernel, stride, padding=padded))
         if batch_norm:
             layers.append(nn.BatchNorm2d(outside))
         sides = [
-            side + 2 * pad - kernel + 1 for side, pad in zip(sides, pads, strict=True)
+            (side + 2 * pad - kernel) // stride + 1
+            for side, pad in zip(sides, pads, strict=True)
         ]
-        windows = [min(side, 2) for side in sides]
-        pooling = nn.MaxPool2d((windows[0], windows[1]))
-        order = [activation_layer(activation), pooling]
-        layers += reversed(order) if increasing else order
-        sides = [side // window for side, window in zip(sides, windows, strict=True)]
         inside = outside
+        order: list[nn.Module] = [activation_layer(activation)]
+        if stride == 1:
+            windows = [min(side, 2) for side in sides]
+            order.append(nn.MaxPool2d((windows[0], windows[1])))
+            sides = [side // size for side, size in zip(sides, windows, strict=True)]
+        layers += reversed(order) if increasing else order
     return layers, (inside, sides[0], sides[1])
 
 

@@ -45,11 +45,13 @@ class Found:
     folder: Path | None = None
 
 
-def final(run: Found, metric: str) -> float:
-    """Return a metric of the last evaluation."""
+def final(run: Found, metric: str | Sequence[str]) -> float:
+    """Return a metric of the last evaluation, the first of several that exists."""
     known = final_metrics(run.records.assign(**{RUN: ""})).set_index("name")["value"]
-    check_name("metric", metric, known)
-    return float(known[metric])
+    sought = [metric] if isinstance(metric, str) else list(metric)
+    name = next((name for name in sought if name in known), sought[-1])
+    check_name("metric", name, known)
+    return float(known[name])
 
 
 def series(

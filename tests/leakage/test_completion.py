@@ -199,16 +199,20 @@ def words_case() -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("make", "freeze"), [(table_case, False), (image_case, True), (words_case, True)]
+    ("make", "freeze", "mixed"),
+    [(table_case, 0, 1), (image_case, 1, 1), (words_case, 1, 1), (image_case, 1, 0)],
 )
 def test_kinds_of_inputs(
-    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...], Tensor]], freeze: bool
+    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...], Tensor]],
+    freeze: int,
+    mixed: int,
 ) -> None:
     torch.manual_seed(0)
     bottom, inputs, labels = make()
     classes = int(labels.max()) + 1
     fitted(bottom, inputs, labels)
-    settings = replace(QUICK, labels=12, lambda_u=5.0, freeze_bottom=freeze, shift=0)
+    settings = replace(QUICK, labels=12, lambda_u=5.0, freeze_bottom=bool(freeze))
+    settings = replace(settings, mix_inputs=bool(mixed), shift=0)
     result = settings.run(bottom, inputs, labels, classes)
     assert result.metric == ("f1" if classes == 2 else "accuracy")
     assert result.train["accuracy"] > 0.7

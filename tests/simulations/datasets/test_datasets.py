@@ -36,11 +36,13 @@ KNOWN: dict[str, tuple[int, int, list[int] | float, int | None]] = {
     "ham10000": (10015, 64, [8902, 1113], None),
     "bhi": (11001, 50, [7948, 3053], None),
     "cifar10": (5000, 32, [500] * 10, 1000),
+    "cifar10-20k": (20000, 32, [2000] * 10, 4000),
     "yahoo-answers": (4418, 0, [2209, 2209], 418),
     "ag-news": (15600, 0, [3900] * 4, 7600),
 }
 BUNDLED = ("breast-cancer", "diabetes", "digits", "diabetes-raw", "wdbc", "synthetic")
-IMAGES = {"ham10000": (3, 64, 64), "bhi": (3, 50, 50), "cifar10": (3, 32, 32)}
+IMAGES = {"ham10000": (3, 64, 64), "bhi": (3, 50, 50)}
+IMAGES |= dict.fromkeys(("cifar10", "cifar10-20k"), (3, 32, 32))
 
 
 def check_known(dataset: Dataset) -> None:

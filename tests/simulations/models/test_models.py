@@ -35,7 +35,7 @@ ABLE = [
     (name, spec)
     for name in BOTTOM_MODELS
     for spec in (NUMERIC, MIXED, CATEGORICAL, *(InputSpec(image=s) for s in STRIPS))
-    if name.startswith(("mlp", "gafm-spam", "gafm-imdb", "gafm-orig", "ladsg"))
+    if name.startswith(("mlp", "gafm-spam", "gafm-imdb", "gafm-orig", "ladsg-f"))
     or (spec.image is None) == ("deep" in name)
 ]
 
@@ -118,6 +118,10 @@ def test_models_of_the_papers() -> None:
     convolutions = (9 * 6 + 6) + (54 * 16 + 16) + (144 * 32 + 32)
     dense = (1152 * 120 + 120) + (120 * 84 + 84) + (84 * 40 + 40)
     assert count(gafm) == convolutions + dense
+
+    half = build_bottom("ladsg-cnn", InputSpec(image=(3, 32, 16)), 64)
+    assert isinstance(half, CNN)
+    assert half.features(torch.zeros(1, 3, 32, 16)).shape == (1, 128 * 4 * 2)
 
     criteo = InputSpec(numeric=14, cardinalities=(10,) * 27)
     deep = build_bottom("marvell-wide-deep", criteo, 128)

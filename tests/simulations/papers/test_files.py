@@ -63,6 +63,7 @@ FIGURES = {
     *(f"gafm-original-figure-{number}" for number in range(2, 8)),
     "florist-figure-2",
     "florist-figure-3",
+    "ladsg-figure-3",
     "ladsg-figure-4",
     "ladsg-figure-5",
     "ladsg-figure-6",
