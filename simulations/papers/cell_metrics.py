@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.meter import FLIPPED, LEAK
-from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL
+from flower_vfl.simulations.capture import CAPTURE_FILE, EMBEDDING, LABEL, PART, Arrays
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
 from flower_vfl.specs import parse_spec
 
@@ -126,16 +126,26 @@ def seconds(
     return float(spent["value"].mean())
 
 
+def row_sum(run: Found, part: str) -> float:
+    """Return the mean sum of a row of a part of GAFM's gradient, in the last batch."""
+    return float(_captured(run)[f"{PART}/{part}"].sum(axis=1).mean())
+
+
+def _captured(run: Found) -> Arrays:
+    if run.folder is None or not (run.folder / CAPTURE_FILE).is_file():
+        raise ConfigError("the run kept no rows: set capture")
+    with np.load(run.folder / CAPTURE_FILE) as kept:
+        return dict(kept)
+
+
 def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
     """Return how well the label is told by a party's nearest embeddings of test rows.
 
     Accuracy of a vote of the k nearest other rows: a number for what a t-SNE picture
     of the embeddings shows.
     """
-    if run.folder is None or not (run.folder / CAPTURE_FILE).is_file():
-        raise ConfigError("the run kept no embeddings: set capture")
-    with np.load(run.folder / CAPTURE_FILE) as kept:
-        rows, labels = kept[f"{EMBEDDING}/{party}"], kept[LABEL]
+    kept = _captured(run)
+    rows, labels = kept[f"{EMBEDDING}/{party}"], kept[LABEL]
     # asked without rows, it leaves each row out of its own neighbours
     known = NearestNeighbors(n_neighbors=k).fit(rows)
     votes = labels[known.kneighbors(return_distance=False)].astype(int)
@@ -164,6 +174,7 @@ READINGS: dict[str, Callable[..., float]] = {
     "epoch": epoch,
     "seconds": seconds,
     "neighbours": neighbours,
+    "row_sum": row_sum,
     "nothing": nothing,
 }
 DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient}
