@@ -311,7 +311,7 @@ class GAFM(AdversarialObjective):
         ce = response_loss(self._within(flat), response, self.squashed, self.released)
         outcome = self._outcome(embedding, gan, ce)
         if self.released:
-            self.train_predictor(self._gan(real, fixed, weights))
+            self.train_predictor(gan)
         self._orient(fixed, labels)
         return outcome
 
