@@ -35,6 +35,7 @@ CAPTURE_FILE = "capture.npz"
 GRADIENT, GRADIENT_STEP = "gradient", "gradient_step"
 GRADIENT_LABEL, GRADIENT_PREDICTION = "gradient_label", "gradient_prediction"
 EMBEDDING, LABEL, PREDICTION = "embedding", "label", "prediction"
+PART = "part"  # of GAFM's gradient, of the last batch
 TASK, CLASSES, PARTIES = "task", "classes", "parties"
 _BRINGS_GRADIENT = (Verb.FORWARD, Verb.EMBED, Verb.CHECKPOINT, Verb.BACKWARD)
 
@@ -117,6 +118,8 @@ class CapturingGrid(WrappedGrid):
         }
         arrays |= self._held_out(strategy, chosen)
         arrays |= self._gradients(strategy, chosen)
+        parts: dict[str, Tensor] = getattr(label.objective, "gradient_parts", {})
+        arrays |= {f"{PART}/{name}": _matrix(part) for name, part in parts.items()}
         arrays[PARTIES] = np.asarray(list(self._names.values()), dtype=np.str_)
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Attacks on all rows of an epoch: on their means so far, or on what was seen last."""
+"""Attacks that are measured once an epoch, on all of its rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,23 +14,29 @@ from flower_vfl.objectives import Task
 from flower_vfl.records import Measurement
 from flower_vfl.specs import parse_spec
 
-from .attacks.registry import STALE
+from .attacks.known import GroupedLabels, attacker
+from .attacks.registry import POOLED, STALE, attack_scores
 from .attacks.stale import StaleGradients, grow
-from .meter import REMEDY, LeakageMeter
+from .auc import roc_auc
+from .meter import FLIPPED, LEAK, REMEDY, LeakageMeter
 
 
 class EpochAttacks:
     """The attacks of a run that are measured at the end of each epoch.
 
-    A stale attack gets the mean of each row's gradients so far. The others get what the
-    party saw of each row last: its gradient, as that of a single row, and the embedding
-    that it sent. Each looks at every party and coalition.
+    A stale attack gets the mean of each row's gradients so far. A pooled one scores
+    each batch and has one AUC of all scores of the epoch, as in GAFM's released code.
+    The others get what the party saw of each row last: its gradient, as that of a
+    single row, and the embedding that it sent. Only pooled ones skip coalitions.
     """
 
     def __init__(self, attacks: Sequence[str], task: Task, baseline: bool) -> None:
         stale = [text for text in attacks if parse_spec(text)[0] == STALE]
         self._stale = LeakageMeter(stale, task, baseline)
-        others = [text for text in attacks if text not in stale]
+        pooled = [text for text in attacks if parse_spec(text)[0] == POOLED]
+        self._pooled = LeakageMeter(pooled, task)
+        self._scores: dict[str, list[list[Tensor]]] = {}  # the labels last
+        others = [text for text in attacks if text not in stale + pooled]
         self._latest = LeakageMeter(others, task, baseline)
         self._over_best = [a for a in attacks if parse_spec(a)[1].get("over") == "best"]
         self._best: dict[str, float] = {}
@@ -54,11 +60,20 @@ class EpochAttacks:
             sums = self.parties.setdefault(party, StaleGradients(normalize=True))
             try:
                 sums.add(rows, gradient)
+                if self._pooled.attacks:
+                    self._score(party, gradient, labels)
             except ConfigError as error:
                 raise PartyError(party, str(error), REMEDY, step) from error
             if self._latest.attacks:
                 sent = [embeddings[party]] if party in embeddings else []
                 self._keep(party, [gradient * len(rows), *sent], rows)
+
+    def _score(self, party: str, gradient: Tensor, labels: Tensor) -> None:
+        """Keep the scores of a batch, unless it has one class only."""
+        rows, known = attacker(GroupedLabels.read(self._pooled.task, labels), gradient)
+        if scores := attack_scores(self._pooled.built, rows, known):
+            kept = self._scores.setdefault(party, [])
+            kept.append([*(score.double().cpu() for score in scores), labels])
 
     def _keep(self, party: str, seen: Sequence[Tensor], rows: Tensor) -> None:
         """Put what a party saw of some rows in the place of what it saw before."""
@@ -72,7 +87,7 @@ class EpochAttacks:
         self, step: int, coalitions: Iterable[Sequence[str]]
     ) -> list[Measurement]:
         """Attack what was collected; a coalition has what its members saw."""
-        found: list[Measurement] = []
+        found = self._measure_pooled(step)
         if not (self._stale.attacks or self._latest.attacks):
             return found
         for members in [*([party] for party in self.parties), *coalitions]:
@@ -97,11 +112,25 @@ class EpochAttacks:
                 found[number] = replace(each, value=best)
         return found
 
+    def _measure_pooled(self, step: int) -> list[Measurement]:
+        """Return one AUC of the scores of all batches since the last call."""
+        found: list[Measurement] = []
+        for party, batches in self._scores.items():
+            *scores, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+            aucs = roc_auc(torch.stack(scores), labels == 1).tolist()
+            for attack, auc in zip(self._pooled.attacks, aucs, strict=True):
+                found.append(Measurement(LEAK, auc, step, party, attack))
+                flipped = max(auc, 1.0 - auc)
+                found.append(Measurement(FLIPPED, flipped, step, party, attack))
+        self._scores = {}
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected."""
         parties = {name: [p.sums, p.counts] for name, p in self.parties.items()}
         known = {"labels": self._labels, "best": dict(self._best)}
-        return {"parties": parties, "last": dict(self._last), **known}
+        lists = {"last": dict(self._last), "scores": dict(self._scores)}
+        return {"parties": parties, **lists, **known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -110,3 +139,7 @@ class EpochAttacks:
         for name, own in self.parties.items():
             own.sums, own.counts = (part.clone() for part in state["parties"][name])
         self._last = {n: [t.clone() for t in own] for n, own in state["last"].items()}
+        self._scores = {
+            name: [[part.clone() for part in batch] for batch in own]
+            for name, own in state["scores"].items()
+        }

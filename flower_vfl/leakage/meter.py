@@ -82,7 +82,7 @@ class LeakageMeter:
         self.task: Task = task
         self.baseline = baseline
         self.seed = seed
-        self._built = [build_attack(spec, task) for spec in self.attacks]
+        self.built = [build_attack(spec, task) for spec in self.attacks]
 
     def measure(
         self,
@@ -140,7 +140,7 @@ class LeakageMeter:
         scored = []
         try:
             read = GroupedLabels.read(self.task, labels)
-            stacked = stacked_scores(self._built, read, batches)
+            stacked = stacked_scores(self.built, read, batches)
             for number, batch in enumerate(batches):
                 if number in stacked:
                     scored.append(stacked[number])
@@ -148,12 +148,12 @@ class LeakageMeter:
                 at_fault = batch.party
                 given = batch.gradient, batch.clean, batch.embedding
                 rows, known = attacker(read, *given)
-                scored.append((known, attack_scores(self._built, rows, known)))
+                scored.append((known, attack_scores(self.built, rows, known)))
         except ConfigError as error:
             raise PartyError(at_fault, str(error), REMEDY, step) from error
         return [
             Measurement(metric + batch.kind, value, step, batch.party, attack, layer)
-            for batch, found in zip(batches, leaks(self._built, scored), strict=True)
+            for batch, found in zip(batches, leaks(self.built, scored), strict=True)
             for attack, pair in zip(self.attacks, found, strict=True)
             if not math.isnan(pair[0])
             for metric, value in zip((LEAK, FLIPPED), pair, strict=True)

@@ -116,14 +116,16 @@ def class_logits(embedding: Tensor, classes: int) -> Tensor:
     return embedding.reshape(len(embedding), -1, classes).mean(dim=1)
 
 
-def response_loss(embedding: Tensor, response: Tensor, squashed: bool = True) -> Tensor:
+def response_loss(
+    embedding: Tensor, response: Tensor, squashed: bool = True, summed: bool = False
+) -> Tensor:
     """Return L_CE of equation 5: cross entropy of the embedding against ỹ."""
     if response.dim() == 2:
         return F.cross_entropy(class_logits(embedding, response.shape[1]), response)
     if squashed:
         return F.binary_cross_entropy(embedding.mean(dim=1), response)
-    if embedding.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(embedding[:, 0], response)
+    if embedding.shape[1] == 1 or summed:
+        return F.binary_cross_entropy_with_logits(embedding.sum(dim=1), response)
     return F.binary_cross_entropy(torch.sigmoid(embedding).mean(dim=1), response)
 
 
@@ -156,9 +158,8 @@ def match_columns(means: Tensor) -> list[int]:
 
 
 def _network(width: int, hidden: int, columns: int) -> nn.Sequential:
-    """Return a network with one hidden layer."""
-    layers = nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, columns)
-    return nn.Sequential(*layers)
+    first, last = nn.Linear(width, hidden), nn.Linear(hidden, columns)
+    return nn.Sequential(first, nn.LeakyReLU(), last)
 
 
 class ClassGenerator(nn.Module):
@@ -227,11 +228,11 @@ class GAFM(AdversarialObjective):
     balanced : bool (default: False)
         Our extension for rare classes: all classes of a batch have the same weight in
         E[D(y+ε)], the discriminator takes 5 steps for each one of the generator, and f
-        is added to the generator's logits. Rows of the parties' gradients keep equal
-        weights, which would reveal the class.
+        is added to the generator's logits. Rows of the gradients keep equal weights.
     released : bool (default: False)
         As in the authors' code: two hidden layers of 10 units in the discriminator,
-        and the parties' gradient is taken through the generator before its step.
+        the parties' gradient is taken through the generator before its step, and where
+        no sigmoid is at the cut layer, the sum of a row is its logit in L_CE.
 
     Attributes
     ----------
@@ -307,10 +308,10 @@ class GAFM(AdversarialObjective):
         if not self.released:
             self.train_predictor(self._gan(real, fixed, weights))
         gan = self._gan(real, flat, weights)
-        ce = response_loss(self._within(flat), response, self.squashed)
+        ce = response_loss(self._within(flat), response, self.squashed, self.released)
         outcome = self._outcome(embedding, gan, ce)
         if self.released:
-            self.train_predictor(self._gan(real, fixed, weights))
+            self.train_predictor(gan)
         self._orient(fixed, labels)
         return outcome
 

@@ -3,6 +3,7 @@
 from math import prod
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -105,7 +106,8 @@ class CNN(BottomModel):
     """Convolutions with max pooling or a stride, then fully connected layers.
 
     The models of Marvell and GAFM for ISIC are special cases: see ``marvell-cnn`` and
-    ``gafm-cnn`` in ``BOTTOM_MODELS``. Without `linear` the cut layer is the flattened
+    ``gafm-cnn`` in ``BOTTOM_MODELS``. With `gray` it sees the brightness of a picture
+    only. Without `linear` the cut layer is the flattened
     output of the last pooling, and the width must be its size.
     """
 
@@ -125,13 +127,21 @@ class CNN(BottomModel):
         batch_norm: bool = False,
         stride: int = 1,
         final: str = "none",
+        gray: bool = False,
     ) -> None:
         super().__init__(spec, width)
         assert spec.image is not None
+        self.gray = gray and spec.image[0] == 3
         if not channels:
             raise ConfigError("a CNN needs at least one convolution in channels")
         layers, (maps, height, breadth) = conv_layers(
-            spec.image, channels, kernel, padding, activation, batch_norm, stride
+            (1, *spec.image[1:]) if self.gray else spec.image,
+            channels,
+            kernel,
+            padding,
+            activation,
+            batch_norm,
+            stride,
         )
         self.features = nn.Sequential(*layers, nn.Flatten())
         flat = maps * height * breadth
@@ -152,7 +162,11 @@ class CNN(BottomModel):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the cut layer (B, width)."""
         (image,) = inputs
-        cut: Tensor = self.head(self.features(normalise_image(image)))
+        pixels = normalise_image(image)
+        if self.gray:  # luma of ITU-R 601-2, as in Pillow
+            luma = pixels.new_tensor([0.299, 0.587, 0.114])
+            pixels = torch.einsum("bchw,c->bhw", pixels, luma).unsqueeze(1)
+        cut: Tensor = self.head(self.features(pixels))
         return cut
 
 

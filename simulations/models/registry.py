@@ -31,8 +31,18 @@ BOTTOM_MODELS: dict[str, Callable[..., BottomModel]] = {
         MLP, hidden=(16,), activation="leaky-relu", final="sigmoid"
     ),
     "gafm-imdb": partial(MLP, hidden=(256, 128), dropout=0.5, final="sigmoid"),
-    "gafm-wide-deep": partial(WideDeep, hidden=(16, 16), embedding=16),
-    "gafm-cnn": partial(CNN, channels=(6, 16, 32), padding=False, hidden=(120, 84)),
+    "gafm-wide-deep": partial(
+        WideDeep, hidden=(16, 16), embedding=16, batch_norm=True, dropout=0.2
+    ),
+    # Gray images; the ReLU at the cut layer is that of the authors' code
+    "gafm-cnn": partial(
+        CNN,
+        channels=(6, 16, 32),
+        padding=False,
+        hidden=(120, 84),
+        gray=True,
+        final="relu",
+    ),
     # Original GAFM, section 4: "a single hidden layer", width 1; the 16 units are ours
     "gafm-original": partial(MLP, hidden=(16,), activation="leaky-relu"),
     # LADSG, table 2, Loan Prediction: four layers; the 64 units are ours

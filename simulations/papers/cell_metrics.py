@@ -23,6 +23,7 @@ from flower_vfl.simulations.capture import (
     GRADIENT_LABEL,
     GRADIENT_PREDICTION,
     LABEL,
+    PART,
     PREDICTION,
 )
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
@@ -150,6 +151,12 @@ def _kept(run: Found, *names: str) -> list[NDArray[Any]]:
         return [kept[name] for name in names]
 
 
+def row_sum(run: Found, part: str) -> float:
+    """Return the mean sum of a row of a part of GAFM's gradient, in the last batch."""
+    [gradient] = _kept(run, f"{PART}/{part}")
+    return float(gradient.sum(axis=1).mean())
+
+
 def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
     """Return how well the label is told by a party's nearest embeddings of test rows.
 
@@ -218,6 +225,7 @@ READINGS: dict[str, Callable[..., float]] = {
     "sent": sent,
     "decisions": decisions,
     "separation": separation,
+    "row_sum": row_sum,
     "nothing": nothing,
 }
 DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient, "spread": spread}

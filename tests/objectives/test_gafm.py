@@ -155,6 +155,19 @@ def test_a_step_is_the_papers_three_updates(
         torch.testing.assert_close(ours, theirs)
 
 
+def test_the_released_code_takes_the_sum_of_a_row_as_its_logit() -> None:
+    embedding, labels = batch(40, 4)
+    leaf, gradients = (3.0 * embedding - 1.0).requires_grad_(), []
+    for released in (False, True):
+        objective = made(4, delta=0.0, parts="ce", squashed=False, released=released)
+        objective.configure(SGD)
+        gradients.append(objective.step(leaf, labels).gradient)
+    share = 1 / (1 + torch.exp(-leaf.detach().sum(dim=1)))  # ỹ is ½ at Δ = 0
+    expected = (share - 0.5).unsqueeze(1).expand(-1, 4)
+    torch.testing.assert_close(gradients[1], expected / expected.norm())
+    assert not torch.allclose(gradients[0], gradients[1], atol=1e-2)
+
+
 def test_the_parts_and_their_sizes_are_kept() -> None:
     objective = made(gamma=2.0)
     objective.configure(ADAM)

@@ -4,7 +4,7 @@ Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -211,15 +211,20 @@ class MeanAttack:
     """The mean attack by name.
 
     With `held_out` a row is compared with the centers of the half of its class to which
-    it does not belong.
+    it does not belong. With `sums` it is compared by its sum, as in GAFM's released
+    code.
     """
 
     hard: bool = False
     held_out: bool = False
+    sums: bool = False
     tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass")
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return differences of distances, or 1 for the nearest class and else 0."""
+        if self.sums:
+            gradient, norms = rows_and_norms(gradient.sum(dim=1, keepdim=True))
+            known = replace(known, norms=norms)
         if self.held_out:
             first = [group[0::2] for group in known.groups]
             second = [g[1::2] if len(g) > 1 else g for g in known.groups]

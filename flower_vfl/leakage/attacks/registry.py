@@ -29,7 +29,7 @@ from .norm import norm_scores
 from .similarity import SimilarityAttack
 from .spectral import spectral_scores
 
-STALE = "stale"
+STALE, POOLED = "stale", "pooled"
 _HELD_OUT = {"score": "mean", "held_out": "true"}
 _STALE_SCORE = {"binary": _HELD_OUT, "multiclass": _HELD_OUT}  # what finds most
 _STALE_SCORE["regression"] = {"score": "direct"}
@@ -42,12 +42,13 @@ SCORE_ATTACKS: dict[str, Callable[..., Any]] = {
     "spectral": spectral_scores,
     "direct": DirectAttack,
     STALE: MeanAttack,  # its score, unless another one is given
+    POOLED: norm_scores,  # the same
     "similarity": SimilarityAttack,
     "embedding": EmbeddingAttack,
     "exploit": ExploitAttack,
 }
 # Measured at the end of each epoch, on all of its rows.
-OF_AN_EPOCH = (STALE, "similarity", "embedding", "exploit")
+OF_AN_EPOCH = (STALE, POOLED, "similarity", "embedding", "exploit")
 DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
     "binary": ("norm", "cosine", "mean", "median"),
     "multiclass": ("norm", "cosine", "mean", "median"),
@@ -56,12 +57,16 @@ DEFAULT_ATTACKS: dict[Task, tuple[str, ...]] = {
 
 
 def build_attack(spec: str, task: Task) -> ScoreAttack:
-    """Build an attack, or the score of a stale one; refuse one that needs classes."""
+    """Build an attack, or its score if it has one; refuse one that needs classes."""
     kind = "score attack"
     name, raw = parse_spec(spec)
-    if name == STALE:
-        check_name("epochs of 'over'", raw.pop("over", "all"), ("all", "best"))
-        inner = raw if "score" in raw else {**_STALE_SCORE[task], **raw}
+    if name in (STALE, POOLED):
+        if name == STALE:
+            check_name("epochs of 'over'", raw.pop("over", "all"), ("all", "best"))
+        elif task != "binary":
+            raise ConfigError(f"the score attack '{spec}' needs two classes")
+        usual = _STALE_SCORE[task] if name == STALE else {"score": "norm"}
+        inner = raw if "score" in raw else {**usual, **raw}
         score, rest = inner.pop("score"), ",".join(f"{k}={v}" for k, v in inner.items())
         return build_attack(f"{score}:{rest}" if rest else score, task)
     check_name(kind, name, SCORE_ATTACKS)

@@ -82,10 +82,12 @@ def stacked_scores(
 
 def _stacks(attack: ScoreAttack) -> bool:
     """Say whether an attack takes stacked gradients."""
-    if isinstance(attack, MedianAttack):
-        return attack.split == "class"
+    if isinstance(attack, MedianAttack) and attack.split != "class":
+        return False
+    if isinstance(attack, MeanAttack):
+        return not attack.sums
     norm = isinstance(attack, partial) and attack.func is norm_scores
-    return norm or isinstance(attack, CosineAttack | MeanAttack)
+    return norm or isinstance(attack, CosineAttack)
 
 
 def _scores(

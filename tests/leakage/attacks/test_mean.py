@@ -110,6 +110,20 @@ def test_centers_need_labels_of_every_class() -> None:
         norm_attack(torch.ones(3, 2, dtype=torch.long))
 
 
+def test_sums_of_rows_are_compared_as_one_column() -> None:
+    gradient, labels = scores_case(40, 3)
+    found, expected = (
+        [m.value for m in LeakageMeter([spec]).measure({"a": rows}, labels, step=1)]
+        for spec, rows in (
+            ("mean:sums=true", gradient),
+            ("mean", gradient.sum(dim=1, keepdim=True)),
+        )
+    )
+    assert found == pytest.approx(expected)
+    separate = LeakageMeter(["mean"]).measure({"a": gradient}, labels, step=1)
+    assert found != pytest.approx([m.value for m in separate])
+
+
 @pytest.mark.parametrize("positives", [10, 25, 39])
 def test_median_split_of_a_perfect_gradient(positives: int) -> None:
     labels = (torch.arange(100) < positives).long()

@@ -216,6 +216,29 @@ def test_a_monitor_measures_means_at_the_end_of_each_epoch() -> None:
     assert by_party["a+b"] > max(by_party["a"], by_party["b"]) > 0.65
 
 
+def test_a_pooled_attack_has_one_auc_of_all_batches_of_an_epoch() -> None:
+    hard, norm = "pooled:score=mean,hard=true", "pooled"
+    found = watch(monitor(norm, hard), range(2))
+    assert {(each.step, each.party) for each in found} == {
+        (step, party) for step in (4, 8) for party in ("a", "b")
+    }
+    gradient, labels = imbalanced()
+    truth, scores = [], {norm: [], hard: []}
+    for step, _, rows in list(batches(2))[4:]:
+        noise = torch.randn(100, WIDTH, generator=torch.Generator().manual_seed(step))
+        numbers = (rows - 5) // 2
+        seen = (gradient[numbers] + 3.0 * noise)[:, :8].double()
+        truth.append(labels[numbers])
+        scores[norm].append(seen.norm(dim=1))
+        scores[hard].append(mean_attack(seen, labels[numbers], hard=True))
+    for attack, parts in scores.items():
+        auc = roc_auc_score(torch.cat(truth), torch.cat(parts))
+        own = [e.value for e in found if (e.attack, e.party) == (attack, "a")][2:]
+        assert own == pytest.approx([auc, max(auc, 1.0 - auc)], abs=1e-6)
+    with pytest.raises(ConfigError, match="needs two classes"):
+        build_attack(norm, "multiclass")
+
+
 def test_epochs_add_up_however_often_steps_are_measured() -> None:
     alone = watch(monitor("stale"), range(3))
     beside = watch(monitor("norm", "stale", every=5), range(3), late=True)
@@ -225,7 +248,7 @@ def test_epochs_add_up_however_often_steps_are_measured() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_resumed_monitor_equals_one_that_went_on(late: bool) -> None:
-    attacks = ("norm", "stale", "stale:over=best,score=norm")
+    attacks = ("norm", "stale", "stale:over=best,score=norm", "pooled")
     expected = watch(monitor(*attacks), range(6), late)
     first, second = monitor(*attacks), monitor(*attacks)
     found = watch(first, range(2), late)

@@ -147,6 +147,9 @@ def test_ham10000_targets(data_folder: Path) -> None:
     melanoma = load_dataset("ham10000", data_dir=data_folder)
     assert melanoma is load_dataset("ham10000", data_dir=data_folder, target="melanoma")
     dx = load_dataset("ham10000", data_dir=data_folder, target="dx")
+    rare = load_dataset("ham10000", data_dir=data_folder, target="rare-melanoma")
+    assert np.bincount(rare.labels).tolist() == [5256, 584]
+    assert set(rare.ids[rare.labels == 1]) <= set(melanoma.ids[melanoma.labels == 1])
     assert np.bincount(dx.labels).tolist() == [327, 514, 1099, 115, 1113, 6705, 142]
     assert dx.classes[4] == "mel"
     np.testing.assert_array_equal(dx.labels == 4, melanoma.labels == 1)

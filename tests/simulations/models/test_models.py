@@ -1,8 +1,10 @@
 """Bottom and top models: shapes, sizes, gradients and what they compute."""
 
+import numpy as np
 import pytest
 import torch
 from model_cases import CATEGORICAL, MIXED, NUMERIC, count, make_inputs
+from PIL import Image
 from torch import nn
 
 from flower_vfl.errors import ConfigError
@@ -118,6 +120,20 @@ def test_models_of_the_papers() -> None:
     convolutions = (9 * 6 + 6) + (54 * 16 + 16) + (144 * 32 + 32)
     dense = (1152 * 120 + 120) + (120 * 84 + 84) + (84 * 40 + 40)
     assert count(gafm) == convolutions + dense
+    colour = build_bottom("gafm-cnn", InputSpec(image=(3, 64, 64)), 40)
+    assert count(colour) == count(gafm)
+    colour.load_state_dict(gafm.state_dict())
+    picture = torch.randint(256, (1, 3, 64, 64), dtype=torch.uint8)
+    gray = Image.fromarray(picture[0].permute(1, 2, 0).numpy()).convert("L")
+    same = gafm(torch.from_numpy(np.array(gray))[None, None])
+    torch.testing.assert_close(colour(picture), same, atol=5e-3, rtol=0.05)
+    layers = build_bottom("gafm-wide-deep", InputSpec(cardinalities=(9, 9)), 1).deep
+    assert [type(layer).__name__ for layer in layers][:4] == [
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+        "Dropout",
+    ]
 
     half = build_bottom("ladsg-cnn", InputSpec(image=(3, 32, 16)), 64)
     assert isinstance(half, CNN)

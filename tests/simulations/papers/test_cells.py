@@ -22,6 +22,7 @@ from flower_vfl.simulations.papers.cell_metrics import (
     decisions,
     leak,
     neighbours,
+    row_sum,
     sent,
     separation,
     series,
@@ -159,6 +160,9 @@ def test_neighbours_tell_separate_classes_from_mixed_ones(tmp_path: Path) -> Non
         arrays: dict[str, Any] = {"embedding/passive-1": rows, "label": labels}
         np.savez(tmp_path / CAPTURE_FILE, **arrays)
         assert low <= neighbours(Found(pd.DataFrame(), tmp_path)) <= high
+    parts: dict[str, Any] = {"part/gan": np.array([[1.0, -2.0], [0.5, 1.0]])}
+    np.savez(tmp_path / CAPTURE_FILE, **parts)
+    assert row_sum(Found(pd.DataFrame(), tmp_path), "gan") == 0.25
     with pytest.raises(ConfigError, match="set capture"):
         neighbours(Found(pd.DataFrame(), tmp_path / "elsewhere"))
 
