@@ -24,8 +24,7 @@ Draw = Literal["normal", "entries"]
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(NamedTuple):
     """A gradient with what a comparison with candidates needs."""
 
     rows: Tensor
@@ -40,7 +39,8 @@ class Original:
     @classmethod
     def of(cls, rows: Tensor) -> Original:
         """Prepare a gradient."""
-        low, high = (float(end) for end in torch.aminmax(rows))
+        order = ascending(rows.reshape(-1))
+        low, high = rows.reshape(-1)[order[[0, -1]]].tolist()
         largest = max(-low, high, torch.finfo(rows.dtype).tiny)
         unit = 1.0 if 1e-9 < largest < 1e9 else largest
         entries = rows if unit == 1.0 else rows / unit
@@ -55,12 +55,12 @@ class Original:
         # Added in the same unit, and neither zero nor infinite there.
         squares += min(max(COVARIANCE_FLOOR / unit / unit, 1e-30), 1e30)
         flat, ends = entries.reshape(-1), (low / unit, high / unit)
-        order = ascending(rows.reshape(-1))
         return cls(rows, unit, flat, ends, order, mean, std, squares)
 
     def placed(self, ranked: Tensor) -> Tensor:
         """Return numbers from the smallest to the largest in the order of entries."""
-        return torch.empty_like(ranked).scatter_(0, self.order, ranked)
+        # Faster than a copy to these places.
+        return torch.zeros_like(ranked).index_add_(0, self.order, ranked)
 
 
 class Substitute(NamedTuple):
@@ -78,67 +78,65 @@ def ascending(entries: Tensor) -> Tensor:
         return torch.sort(entries, stable=True).indices
     # A single as a double has 29 bits to spare. With the position in them, one sort of
     # numbers gives the order, several times as fast as an argsort.
-    keys = entries.double().numpy()
+    keys = np.empty(len(entries))
     positions = keys.view(np.int64)
-    positions |= np.arange(len(keys))
+    for start in range(0, len(keys), 2**14):  # a piece that stays in the cache
+        end = min(start + 2**14, len(keys))
+        keys[start:end] = entries[start:end].numpy()
+        positions[start:end] |= np.arange(start, end)
     keys.sort()
     positions &= 2**29 - 1
     return torch.from_numpy(positions)
 
 
-def by_size(entries: Tensor) -> Tensor:
-    """Return entries from the smallest to the largest."""
-    if entries.device.type == "cpu":
-        return torch.from_numpy(np.sort(entries.numpy()))
-    return entries.sort().values
+def exponential_sums(
+    stream: Noise, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """Return n + 1 negated exponential numbers, n partial sums, and the whole sum.
 
-
-def exponential(stream: Noise, count: int, dtype: torch.dtype) -> Tensor:
-    """Return numbers from the exponential distribution, negated."""
-    smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
-    return stream.signed(count, dtype).abs_().clamp_min_(smallest).log_()
-
-
-def ascending_uniform(stream: Noise, shape: tuple[int], dtype: torch.dtype) -> Tensor:
-    """Return a sorted sample of numbers from 0 to 1, without a sort.
-
-    Partial sums of n + 1 exponential numbers, divided by the sum of all, have the
-    distribution of a sorted sample of n numbers (Devroye, Non-Uniform Random Variate
-    Generation, chapter V.3).
+    Partial sums, divided by the sum of all, have the distribution of a sorted sample of
+    n numbers from 0 to 1 (Devroye, Non-Uniform Random Variate Generation, V.3).
     """
-    sums = exponential(stream, shape[0] + 1, dtype).cumsum_(0)
-    return sums[:-1].div_(float(sums[-1]))
+    smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
+    steps = stream.signed(count + 1, dtype).abs_().clamp_min_(smallest).log_()
+    sums = steps.cumsum(0)
+    return steps, sums[:-1], float(sums[-1])
 
 
-def ascending_normal(stream: Noise, shape: tuple[int], dtype: torch.dtype) -> Tensor:
-    """Return a sorted sample of standard normal numbers: quantiles of a uniform one."""
-    steps = exponential(stream, shape[0] + 1, dtype)
+def ascending_normal(
+    stream: Noise, count: int, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0
+) -> Tensor:
+    """Return a sorted sample of normal numbers: quantiles of a uniform one."""
+    steps, sums, total = exponential_sums(stream, count, dtype)
     # A probability next to 1 has few digits: each tail is summed from its end.
-    tail = shape[0] // 128 + 1
-    high = steps[-tail:].flip(0).cumsum(0)
-    sums = steps.cumsum_(0)
-    total = float(sums[-1])
-    low = sums[:tail].double() / total
-    found = sums[:-1].mul_(2.0 / total).sub_(1.0).erfinv_().mul_(math.sqrt(2.0))
-    found[:tail] = torch.special.ndtri(low)
-    found[-tail:] = torch.special.ndtri(high.double().div_(total)).neg_().flip(0)
+    tail = count // 1024 + 1
+    ends = torch.cat((sums[:tail], steps[-tail:].flip(0).cumsum(0))).double()
+    ends = torch.special.ndtri(ends.div_(total)).div_(math.sqrt(2.0))
+    found = torch.add(sums.new_tensor(-1.0), sums, alpha=2.0 / total, out=sums)
+    found.erfinv_()
+    found[:tail], found[-tail:] = ends[:tail], ends[tail:].neg().flip(0)
+    torch.add(sums.new_tensor(mean), found, alpha=math.sqrt(2.0) * std, out=found)
     drawn = found.numpy()  # torch compares several times as slowly
     swapped = (drawn[1:] < drawn[:-1]).any()  # by rounding
-    return by_size(found) if swapped else found
+    return found.sort().values if swapped else found
 
 
 def sample(original: Original, stream: Noise, draw: Draw, ordered: bool) -> Tensor:
     """Return one number per entry, from the smallest to the largest or unordered."""
     entries, count = original.entries, len(original.entries)
     dtype, device = entries.dtype, entries.device
-    if draw == "entries":
-        uniform = ascending_uniform if ordered else Noise.uniform
-        places = uniform(stream, (count,), dtype).mul_(count).long()
-        positions = places.clamp_max_(count - 1).to(device)
-        return entries[original.order[positions]]
-    normal = ascending_normal if ordered else Noise.normal
-    drawn = normal(stream, (count,), dtype).to(device)
-    return drawn.mul_(original.std).add_(original.mean).clamp_(*original.ends)
+    if draw == "entries" and ordered:
+        _, sums, total = exponential_sums(stream, count, dtype)
+        places = sums.mul_(count / total).long()
+    elif draw == "entries":
+        places = stream.uniform((count,), dtype).mul_(count).long()
+    elif ordered:
+        drawn = ascending_normal(stream, count, dtype, original.mean, original.std)
+        return drawn.to(device).clamp_(*original.ends)
+    else:
+        drawn = stream.normal((count,), dtype).mul_(original.std).add_(original.mean)
+        return drawn.to(device).clamp_(*original.ends)
+    return entries[original.order[places.clamp_max_(count - 1).to(device)]]
 
 
 def search(
@@ -162,16 +160,15 @@ def search(
         if lowest <= tau:
             break
     if literal:
-        best = original.placed(by_size(best))
+        best = original.placed(best.sort().values)
     if original.unit != 1.0:
-        ends = [float(end) for end in torch.aminmax(original.rows)]
-        best = best.mul(original.unit).clamp_(*ends)
+        best = best.mul(original.unit).clamp_(*torch.aminmax(original.rows))
     return Substitute(best.reshape(original.rows.shape), attempts, lowest)
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    """Return the cosine of the angle between two vectors; 1 if both are zero."""
-    lengths = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+def cosine(a: Tensor, b: Tensor, length: float) -> float:
+    """Return the cosine of the angle to a vector; 1 if both are zero."""
+    lengths = float(torch.linalg.vector_norm(a)) * length
     if lengths == 0.0:
         return float(torch.equal(a, b))
     return float(torch.dot(a, b)) / lengths
@@ -202,8 +199,11 @@ def sgsub(
     """
     original = Original.of(rows)
 
+    squared = original.mean**2 + original.std**2
+    length = math.sqrt(squared * len(original.entries))
+
     def score(candidate: Tensor) -> float:
-        alike = cosine(candidate, original.entries)
+        alike = cosine(candidate, original.entries, length)
         turned = alike if literal else max(1.0 - alike, 0.0)
         distance = mahalanobis(candidate, original.entries, original.variances)
         return w_cos * turned + w_m * distance
@@ -222,6 +222,12 @@ def flsg(
         return float(torch.linalg.vector_norm(candidate - original.entries)) / length
 
     return search(original, distance, tau, max_attempts, stream)
+
+
+def check_limits(tau: float, max_attempts: int) -> None:
+    """Refuse a limit or a number of attempts that cannot work."""
+    require(not math.isnan(tau), "tau", "a number", tau)
+    require(max_attempts >= 1, "max_attempts", "at least 1", max_attempts)
 
 
 @dataclass(eq=False)
@@ -274,9 +280,7 @@ class SGSub(RowTransform):
     def __post_init__(self) -> None:
         for name, weight in (("w_cos", self.w_cos), ("w_m", self.w_m)):
             require(0.0 <= weight < math.inf, name, "a number from 0", weight)
-        require(not math.isnan(self.tau), "tau", "a number", self.tau)
-        attempts = self.max_attempts
-        require(attempts >= 1, "max_attempts", "at least 1", attempts)
+        check_limits(self.tau, self.max_attempts)
         check_name("draw", self.draw, ("normal", "entries"))
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
@@ -287,6 +291,7 @@ class SGSub(RowTransform):
         return found.rows
 
 
+@dataclass(eq=False)
 class FLSG(RowTransform):
     """Replace the gradient by a sampled one at a small Euclidean distance.
 
@@ -313,11 +318,11 @@ class FLSG(RowTransform):
     True
     """
 
-    def __init__(self, tau: float = 0.8, max_attempts: int = 20) -> None:
-        require(not math.isnan(tau), "tau", "a number", tau)
-        require(max_attempts >= 1, "max_attempts", "at least 1", max_attempts)
-        self.tau = tau
-        self.max_attempts = max_attempts
+    tau: float = 0.8
+    max_attempts: int = 20
+
+    def __post_init__(self) -> None:
+        check_limits(self.tau, self.max_attempts)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
