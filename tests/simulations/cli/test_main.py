@@ -85,10 +85,9 @@ def test_run_prints_a_table_and_json_prints_json_only(
     [
         [],
         ["--defense", "iso:t=0.1"],
-        ["--defense", "iso:t=0.1", "--defense-at", "label"],
         ["--defense", "iso:t=0.1", "--defense-at", "label", "--sealed"],
     ],
-    ids=["vanilla", "strategy", "label", "sealed"],
+    ids=["vanilla", "strategy", "sealed"],
 )
 def test_own_files_from_training_to_prediction(
     defended: list[str],
