@@ -11,6 +11,7 @@ from functools import cache
 import flwr.supercore  # noqa: F401 (it sets up the log)
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
 # No test cuts the power: what a killed process has written is there without it, and
@@ -19,6 +20,10 @@ os.fsync = lambda fd: None
 # Every party looks for installed plugins; nothing is installed meanwhile.
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 gc.disable()  # until all tests are collected: what is imported stays
+
+# The same examples in every run, also on a busy machine.
+settings.register_profile("suite", max_examples=50, deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 LOG = logging.getLogger("flwr")
 LEVEL = LOG.level

@@ -143,7 +143,7 @@ def test_the_commands_train(tmp_path: Path) -> None:
         finish("prepare", 60)
         start("superlink")
         check = SERVICES["superlink"]["healthcheck"]["test"][1:]
-        patience = time.monotonic() + 60
+        patience = time.monotonic() + 300
         while start("superlink", check).wait(30):
             assert time.monotonic() < patience, (tmp_path / "superlink.log").read_text()
         finish("register", 90)

@@ -29,6 +29,7 @@ from docs_cases import (
     table_of,
 )
 
+from flower_vfl import randomness
 from flower_vfl.alignment import groups
 from flower_vfl.grids.resident import Limits, ResidentGrid
 from flower_vfl.protocol.messages import Verb
@@ -58,10 +59,15 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     monkeypatch.setattr(sys, "argv", sys.argv)
     for engine in ("ray", "flower"):  # their own tests start Flower
         monkeypatch.setitem(ENGINES, engine, run_in_process)
-    # An alignment puts rows into a random order, and what is trained on them follows.
+    # An alignment puts rows into a random order, a defense adds random noise, and what
+    # is trained follows: each document has the same draws in every run of the tests.
     drawn = random.Random(0)
-    known = SimpleNamespace(randbelow=drawn.randrange, token_bytes=drawn.randbytes)
-    for drawing in (groups, aligning):
+    known = SimpleNamespace(
+        randbelow=drawn.randrange,
+        randbits=drawn.getrandbits,
+        token_bytes=drawn.randbytes,
+    )
+    for drawing in (groups, aligning, randomness):
         monkeypatch.setattr(drawing, "secrets", known)
     module = ModuleType("documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -33,7 +33,9 @@ def test_scikit_learns_own_checks(
     kind: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with threadpool_limits(1):
-        done = check_estimator(kind(epochs=15), on_fail=None, on_skip=None)
+        done = check_estimator(
+            kind(epochs=6, learning_rate=0.05), on_fail=None, on_skip=None
+        )
     with capsys.disabled():
         counted = pd.Series([each["status"] for each in done]).value_counts()
         print(f"\n{kind.__name__}: {counted.to_dict()}")

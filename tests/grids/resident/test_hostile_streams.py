@@ -30,7 +30,7 @@ def attack() -> Iterator[Attack]:
     def start(grid: CutGrid, count: int, **options: object) -> HostileStreams:
         hostile = HostileStreams(grid.listen(), count, **options)  # type: ignore[arg-type]
         started.append(hostile)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while sum(hostile.opened.values()) <= count and time.monotonic() < end:
             time.sleep(0.01)
         return hostile

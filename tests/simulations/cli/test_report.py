@@ -20,6 +20,7 @@ from flower_vfl.simulations.cli import report as report_command
 from flower_vfl.simulations.papers.experiments import load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND
 from flower_vfl.simulations.report import PICTURES_FOLDER, REPORT_FILE, write_report
+from flower_vfl.simulations.report import page as page_module
 from flower_vfl.simulations.report.charts import COLOURS, SERIES
 from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.report.figures import (
@@ -40,6 +41,14 @@ def plain_folder(study_folder: Path) -> Path:
     for trial in Study.load(study_folder).trials[1:]:
         (study_folder / "runs" / trial["key"] / CAPTURE_FILE).unlink()
     return study_folder
+
+
+@pytest.fixture
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the charts, which take most of the time, for what is said in words."""
+    for kind in ("tradeoff", "leak", "privacy", "utility", "gradient", "cost"):
+        monkeypatch.setattr(page_module, f"{kind}_figures", lambda report: [])
+    monkeypatch.setattr(page_module, "embedding_figures", lambda report: [])
 
 
 # --- what it says -----------------------------------------------------------------
@@ -94,7 +103,9 @@ def test_a_leak_is_the_same_in_tables_and_charts(plain_folder: Path) -> None:
     assert "its whole curve is mirrored" in text
 
 
-def test_runs_that_did_not_train_are_marked(plain_folder: Path) -> None:
+def test_runs_that_did_not_train_are_marked(
+    plain_folder: Path, without_charts: None
+) -> None:
     study = Study.load(plain_folder)
     for trial in study.trials:
         failed = {"iso:t=1": "01", "marvell:s=1": "1"}
@@ -189,7 +200,7 @@ def test_gradients_of_one_column_stand_against_predictions(tmp_path: Path) -> No
     assert '"title": "prediction"' in text and '"title": "gradient"' in text
 
 
-def test_unfinished_runs_are_named(plain_folder: Path) -> None:
+def test_unfinished_runs_are_named(plain_folder: Path, without_charts: None) -> None:
     study = Study.load(plain_folder)
     lost = study.trials[1]["key"]
     shutil.rmtree(study.run_folder(lost))
@@ -224,7 +235,7 @@ def test_along_a_setting(tmp_path: Path) -> None:
 
 
 def test_a_paper_stands_beside_ours(
-    plain_folder: Path, monkeypatch: pytest.MonkeyPatch
+    plain_folder: Path, without_charts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Study.load(plain_folder)
     study.extra = {

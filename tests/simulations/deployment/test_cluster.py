@@ -96,7 +96,7 @@ def test_killed_processes_cost_nothing_but_time(
     assert not (cluster.server / "result" / "result.json").exists()
 
     stopping = cluster.runtime.start(["flwr", "stop", str(first), CONNECTION])
-    said, _ = stopping.communicate(timeout=60)
+    said, _ = stopping.communicate(timeout=180)
     assert stopping.returncode == 0, said
     second = cluster.submit({**settings, "resume": True})
     log = Follower(cluster, second)
@@ -119,7 +119,7 @@ def test_the_command_trains_over_three_organisations(
     command: Command, tmp_path: Path
 ) -> None:
     process, folder = command
-    said, _ = process.communicate(timeout=180)
+    said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
     assert processes_below(folder) == {}
     document = load_result(folder / "server" / "result")
@@ -153,7 +153,7 @@ def test_a_terminated_deployment_leaves_no_process(tmp_path: Path) -> None:
         assert {"flower-superlin", "flwr-serverapp", "flwr-clientapp"} <= names
     finally:
         process.terminate()
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=400)
     assert process.returncode == 130, said
     assert "every process was stopped" in said
     assert processes_below(tmp_path) == {}

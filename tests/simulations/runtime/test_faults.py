@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(
     try:
         wait_until(lambda: newest_step(label) > STEPS, "the second epoch")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=180)
     finally:
         process.kill()
         process.communicate()

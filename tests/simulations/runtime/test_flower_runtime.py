@@ -154,7 +154,7 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
         run_config={"result": str(result), "table.text": text},
         nodes=3,
         home=home,
-        timeout=120,
+        timeout=400,
         on_line=on_line,
     )
 
@@ -183,7 +183,7 @@ def test_the_error_of_a_failed_run_is_raised(
 ) -> None:
     home = tmp_path / "home"
     with pytest.raises(VerticalError, match=f"the {who} was told to fail"):
-        run_app(app, run_config={"fail": who}, nodes=1, home=home, timeout=120)
+        run_app(app, run_config={"fail": who}, nodes=1, home=home, timeout=400)
     assert processes_of(home) == set()
 
 
@@ -234,7 +234,7 @@ def test_a_killed_caller_leaves_nothing(app: Path, tmp_path: Path) -> None:
     assert "flower-superlin" in processes_of(home)
     caller.kill()
     caller.communicate()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while processes_of(home) and time.monotonic() < end:
         time.sleep(0.05)
     assert processes_of(home) == set()

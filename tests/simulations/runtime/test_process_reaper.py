@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
     return state != "" and not state.startswith("Z")
 
 
-def wait_for_end(pid: int, seconds: float = 10) -> None:
+def wait_for_end(pid: int, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.05)

@@ -30,15 +30,23 @@ def test_the_generated_table_has_rare_positives_and_a_signal() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("none", *LEAKS),
+        pytest.param(tuple(DEFAULTS["binary"]), marks=pytest.mark.extra),
+    ],
+    ids=["some", "all"],
+)
 def test_every_default_method_trains_with_rare_positives_or_is_marked(
-    tmp_path: Path,
+    names: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = replace(
         loan_config(tmp_path, 5000), attack="norm,mean", evaluate_every=16, epochs=16
     )
     found = {
         name: run_in_process(parse_method(name).over(config, {}), False, False)
-        for name in DEFAULTS["binary"]
+        for name in names
     }
     records = tables(found)
     auc, marks = utilities(records)["value"], untrained(records)

@@ -117,10 +117,10 @@ def interrupt(folder: Path, seconds: float) -> tuple[int, str]:
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_until((folder / "study.json").exists, "the study begins", 60)
+        wait_until((folder / "study.json").exists, "the study begins")
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=180)
     finally:
         process.kill()
         process.communicate()

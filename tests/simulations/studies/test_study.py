@@ -354,7 +354,7 @@ def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     process.wait()
     before = finished(tmp_path)
     assert 2 <= len(before) < 6
-    subprocess.run(command, check=True)
+    run_study(tmp_path, "sweep", "t", trials_of("", "iso", seeds=range(3)))
     after = finished(tmp_path)
     assert len(after) == 6
     assert {key: after[key] for key in before} == before
