@@ -43,7 +43,7 @@ from vertical_cases import assert_equal
 from flower_vfl.errors import VerticalError
 from flower_vfl.simulations.cli.main import main as command
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.deployment import Cluster, write_party_files
+from flower_vfl.simulations.deployment.cluster import Cluster, write_party_files
 from flower_vfl.simulations.results import load_result, table
 from flower_vfl.simulations.runtime.engines import run_in_process
 from flower_vfl.simulations.runtime.flower_runtime import CONNECTION, run_app

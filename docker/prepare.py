@@ -8,11 +8,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from flower_vfl.simulations.deployment import make_key_pair, write_party_files
 from flower_vfl.simulations.deployment.cluster import (
     ID_COLUMN,
     LABEL_COLUMN,
+    make_key_pair,
     make_server_files,
+    write_party_files,
 )
 from flower_vfl.simulations.runtime.flower_runtime import ConfigValue, write_settings
 

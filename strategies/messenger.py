@@ -159,7 +159,7 @@ class Messenger:
         if not due:
             return contents
         self.ask(Verb.BACKWARD, due, step)
-        trained = {name: _without_gradient(each) for name, each in due.items()}
+        trained = {n: replace(c, arrays={}, gradient_step=0) for n, c in due.items()}
         return {**contents, **trained}
 
     def post(self, verb: Verb, contents: Mapping[str, Content], step: int) -> int:
@@ -294,10 +294,6 @@ def _from_node(reply: Message, messages: Iterable[Message]) -> Message:
         if message.metadata.message_id == reply.metadata.reply_to_message_id:
             return Message(reply.error, reply_to=message)
     return reply
-
-
-def _without_gradient(content: Content) -> Content:
-    return replace(content, arrays={}, gradient_step=0)
 
 
 def _repeat(message: Message) -> Message:

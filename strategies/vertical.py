@@ -24,8 +24,7 @@ from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
-from .evaluation import EarlyStopping, predict, serve
-from .label_loss import choose_label_loss
+from .evaluation import EarlyStopping, choose_label_loss, predict, serve
 from .messenger import Messenger
 from .setup import Participants, check_sealed, check_table, learning_rates, setup
 from .state import EvaluateFunction, VerticalResult

@@ -206,7 +206,7 @@ def compose(
         raise ConfigError("a Gaussian mechanism needs a delta above 0, e.g. 1e-6")
     mu, total = math.hypot(*mus), sum(each.amount for each in pure)
     if not pure:
-        from .mechanisms import gaussian_epsilon
+        from .label_privacy import gaussian_epsilon
 
         return gaussian_epsilon(mu, delta), delta, math.erfc(-mu / 2.0) / 2.0
     if len(releases) > 1:

@@ -17,8 +17,13 @@ from flower_vfl.parties.schedule import keyed_digest
 from flower_vfl.randomness import Noise, derive_key
 
 from .accountant import Guarantee, Ledger, Release
-from .label_privacy import DEFAULT_LOSS, LabelPrivacy, Loss
-from .mechanisms import Gaussian, RandomizedResponse
+from .label_privacy import (
+    DEFAULT_LOSS,
+    Gaussian,
+    LabelPrivacy,
+    Loss,
+    RandomizedResponse,
+)
 
 if TYPE_CHECKING:
     from flower_vfl.objectives import Objective

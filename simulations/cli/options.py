@@ -106,8 +106,8 @@ def _declared(about: str | dict[str, Any]) -> Any:
     if about.get("argument"):
         return typer.Argument(help=text)
     names = [about["option"]] if "option" in about else []
-    more = {"callback": results_folder} if about.get("folder") else {}
-    more |= {"panel": about.get("panel", RUN), "min": about.get("min")}
+    more: dict[str, Any] = {"panel": about.get("panel", RUN), "min": about.get("min")}
+    more |= {"callback": results_folder} if about.get("folder") else {}
     return option(text, *names, **more)
 
 

@@ -18,9 +18,9 @@ from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import metric_name, text_tables
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
-from flower_vfl.simulations.studies.alone import guess, train_alone
 from flower_vfl.simulations.studies.run_metrics import leaks, main_metric, utilities
 from flower_vfl.simulations.studies.tradeoff import untrained
+from flower_vfl.simulations.studies.trials import guess, train_alone
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.setup import RESERVED
 from flower_vfl.transform import AUC_BOUND

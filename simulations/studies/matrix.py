@@ -120,9 +120,11 @@ def fitting(grid: Grid, config: RunConfig) -> tuple[dict[str, Grid], dict[str, A
                 methods[name] = settings
             except ConfigError as error:
                 reasons[dataset][name] = str(error)
-        attacks = [a for a in grid.attacks if _measures_auc(a, task)]
-        for attack in set(grid.attacks) - set(attacks):
-            reasons[dataset][attack] = "its success has no AUC with several classes"
+        attacks = list(grid.attacks)
+        for attack in grid.attacks:
+            if task != "binary" and parse_spec(attack)[0] in COMPLETIONS:
+                attacks.remove(attack)
+                reasons[dataset][attack] = "its success has no AUC with several classes"
         parts[dataset] = replace(grid, methods=methods, attacks=attacks)
         check_run(replace(own, attack=",".join([*attacks, *grid.tuning_attacks])))
     for name in grid.methods:
@@ -130,10 +132,6 @@ def fitting(grid: Grid, config: RunConfig) -> tuple[dict[str, Grid], dict[str, A
             why = reasons[grid.datasets[0]][name]
             raise ConfigError(f"the method '{name}' fits no dataset: {why}")
     return parts, reasons
-
-
-def _measures_auc(attack: str, task: str) -> bool:
-    return task == "binary" or parse_spec(attack)[0] not in COMPLETIONS
 
 
 def tuning_trials(
@@ -238,15 +236,11 @@ def choose(study: Study) -> dict[tuple[str, str], str]:
                 "often: --leak-every 1"
             )
     grouped = found.groupby([*_METHOD, "setting"], sort=False)
-    means = grouped.agg(dcs=("dcs", "mean"), failed=("untrained", _failed))
+    means = grouped.agg(dcs=("dcs", "mean"), failed=("untrained", any))
     order = means.sort_values(["failed", "dcs"], ascending=[True, False], kind="stable")
     best = order.reset_index().drop_duplicates(_METHOD)
     keys = zip(best["dataset"], best["method"], strict=True)
     return dict(zip(keys, best["setting"], strict=True))
-
-
-def _failed(reasons: pd.Series[str]) -> bool:
-    return bool((reasons != "").any())
 
 
 def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:

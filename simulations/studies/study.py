@@ -119,14 +119,15 @@ class Study:
         settings = pd.DataFrame([d["config"] for d in documents], keys, dtype=object)
         settings = settings.drop(columns={*ELSEWHERE, *self.varied}, errors="ignore")
         differing = settings.columns[settings.astype(str).nunique() > 1]
-        facts = [{"workers": d.get("workers", 1), **_versions(d)} for d in documents]
+        versions = pd.DataFrame([d["versions"] for d in documents], keys)
         parts = [
             labels,
             settings[differing].infer_objects(),
             pd.DataFrame({"engine": [d["engine"] for d in documents]}, keys),
             run_columns(records).loc[keys],
             untrained(records).rename("did_not_train"),
-            pd.DataFrame(facts, keys),
+            pd.DataFrame({"workers": [d.get("workers", 1) for d in documents]}, keys),
+            versions.add_prefix("version_"),
         ]
         return pd.concat(parts, axis=1).rename_axis("key").reset_index()
 
@@ -254,10 +255,6 @@ def _described(error: Exception) -> dict[str, Any]:
         return {"error": str(error), **where}
     name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return {"error": f"{name}{error}"}
-
-
-def _versions(document: Mapping[str, Any]) -> dict[str, str]:
-    return {f"version_{name}": text for name, text in document["versions"].items()}
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -1,4 +1,7 @@
-"""The runs of a study: checked, then run one by one here or several at once on Ray."""
+"""The runs of a study: checked, then run one by one here or several at once on Ray.
+
+Beside them, what a run is compared with: a guess, and the label party alone.
+"""
 
 import hashlib
 import json
@@ -6,6 +9,7 @@ import logging
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,11 +27,13 @@ from flower_vfl.leakage.attacks.registry import (
     fits,
 )
 from flower_vfl.objectives import Task
+from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.randomness import RandomState, derive_seed
 from flower_vfl.simulations.attacks import check_attacks
-from flower_vfl.simulations.config import RunConfig, parse_rates
+from flower_vfl.simulations.config import ABOUT, DATA, FILES, RunConfig, parse_rates
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
-from flower_vfl.simulations.parties import PartyRows, load_rows
+from flower_vfl.simulations.parties import PartyRows, load_rows, make_label
 from flower_vfl.simulations.plugins import ADDED, load_plugins, plugin_names
 from flower_vfl.simulations.results import FORMAT, GUESS, PARTIES_FOLDER, RESULT_FILE
 from flower_vfl.simulations.runtime.engines import run_and_attack
@@ -35,14 +41,16 @@ from flower_vfl.specs import parse_spec, split_specs
 from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.state import interruptible
 
-from .alone import data_of, guess
-
 Files = dict[str, bytes]  # what a run left in its folder beside its result
 Outcome = tuple[dict[str, Any], Files] | Exception
 _LEFT = (PARTIES_FOLDER, RESULT_FILE)  # not kept with the others
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # A run without a share of a GPU sees the same devices as one that is not on Ray.
 _QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_OF_DATA = [name for name in ABOUT if ABOUT[name].get("panel") in (DATA, FILES)]
+# One model of one party, whatever the run has beside it.
+_PLAIN: dict[str, Any] = {"objective": "auto", "aggregation": "mean"}
+_PLAIN |= {"label_dp": "", "label_budget": "", "canaries": 0, "label_ledger": ""}
 # Settings that say where and how a run is kept and reached, not what it finds.
 ELSEWHERE = {"out", "state_dir", "resume", "timeout", "silence", "transport"}
 ELSEWHERE |= {"address", "advertise", "insecure"}
@@ -250,3 +258,53 @@ def _rows(config: RunConfig, index: int) -> PartyRows:
 @lru_cache(maxsize=2)  # the same data for most runs of a study
 def _load(config: RunConfig, index: int) -> PartyRows:
     return load_rows(config, index)
+
+
+def data_of(config: RunConfig) -> RunConfig:
+    """Return a run's settings of its data, the others as they are by default."""
+    return RunConfig(**{name: getattr(config, name) for name in _OF_DATA})
+
+
+def guess(config: RunConfig) -> float:
+    """Return the main metric of a guess: 0.5, 0, or the share of the largest class."""
+    return _guess(data_of(config))
+
+
+@lru_cache(maxsize=8)
+def _guess(config: RunConfig) -> float:
+    rows = load_rows(config, 0)
+    if rows.task != "multiclass" or rows.labels is None:
+        return 0.5 if rows.task == "binary" else 0.0
+    return max(Counter(rows.labels.tolist()).values()) / len(rows.labels)
+
+
+def train_alone(config: RunConfig, epochs: int, split: str) -> Mapping[str, float]:
+    """Return the metrics of a model of the label party's own columns, {} without any.
+
+    It has the run's bottom model, top model, optimizer, batches and split of the rows.
+    In a run that aligns ids, the label party splits its own rows.
+    """
+    plain = replace(config, **_PLAIN)
+    rows = load_rows(plain, 0)
+    if not rows.data.inputs:
+        return {}
+    seed = derive_seed(config.seed, "model", "label")  # as the run's
+    with RandomState(seed, torch.device("cpu")):
+        party = make_label(plain, rows, trust_server=True)
+    party.describe(b"")
+    rates = parse_rates(config.learning_rate)
+    rate = rates.get("label") if isinstance(rates, dict) else rates
+    fractions = config.test_fraction, config.valid_fraction
+    size = config.batch_size
+    party.configure(
+        TrainingConfig(config.seed, size, 8192, *fractions, {}, "mean", rate or 0.0)
+    )
+    step, schedule = 0, party.configured()
+    for epoch in range(1, epochs + 1):
+        for index in range(schedule.batches("train", training=True)):
+            step += 1
+            party.train_step(step, epoch, index, {})
+    found: dict[str, float] = {}
+    for index in range(schedule.batches(split)):
+        found = party.evaluate(split, index, {})
+    return found

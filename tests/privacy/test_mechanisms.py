@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_vfl import ConfigError, LabelPrivacy
 from flower_vfl.privacy.accountant import Release, compose
-from flower_vfl.privacy.mechanisms import (
+from flower_vfl.privacy.label_privacy import (
     Gaussian,
     Laplace,
     Mechanism,

@@ -25,7 +25,7 @@ from flower_vfl import (
 from flower_vfl.metrics import adaptive_calibration_error
 from flower_vfl.objectives import GAFM
 from flower_vfl.parties.imputation.label_imputer import BatchLabels
-from flower_vfl.privacy.mechanisms import Mechanism
+from flower_vfl.privacy.label_privacy import Mechanism
 from flower_vfl.privacy.private_labels import PrivateLabels
 
 THREE = math.log(3.0)  # keeps a binary label with probability 3/4

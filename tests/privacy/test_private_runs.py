@@ -43,7 +43,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.objectives import GAFM, KDk, LADistill
-from flower_vfl.privacy.mechanisms import Mechanism, row_uniforms
+from flower_vfl.privacy.label_privacy import Mechanism, row_uniforms
 from flower_vfl.protocol.messages import Verb, read, to_tensor
 from flower_vfl.strategies import (
     DEFENSES,

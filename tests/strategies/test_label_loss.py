@@ -40,7 +40,7 @@ from flower_vfl.strategies import (
     Defense,
     EarlyStopping,
     VerticalStrategy,
-    label_loss,
+    evaluation,
 )
 from flower_vfl.strategies.training import Training
 
@@ -85,7 +85,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 @pytest.fixture
 def preferring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float, float], None]:
     """Have one loss reach this value on validation rows, and every other that one."""
-    real: Trial = label_loss._try
+    real: Trial = evaluation._try
 
     def prefer(loss: str, best: float, worse: float) -> None:
         order = iter(LOSSES)
@@ -94,7 +94,7 @@ def preferring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float, float],
             real(training, metric)  # it trains, and so might leave a trace
             return [best if next(order) == loss else worse]
 
-        monkeypatch.setattr(label_loss, "_try", attempt)
+        monkeypatch.setattr(evaluation, "_try", attempt)
 
     return prefer
 
@@ -149,7 +149,7 @@ def test_the_better_value_wins(
     with InProcessGrid(app, 3, {"state-dir": str(tmp_path)}) as grid:
         stopping = EarlyStopping(metric=metric)
         training = strategy(early_stopping=stopping).connect(grid, num_rounds=1)
-        label_loss.choose_label_loss(training)
+        evaluation.choose_label_loss(training)
         assert training.state.label_losses["unbiased"] == better
         training.checkpoint("final")
     assert final_states(tmp_path)["label"]["loss"] == "unbiased"
@@ -172,7 +172,7 @@ def test_validation_rows_decide(tmp_path: Path) -> None:
     app = rich_app(**private("auto"))
     with InProcessGrid(app, 3, {"state-dir": str(tmp_path)}) as grid:
         training = strategy().connect(HookedGrid(grid, before, after), num_rounds=2)
-        label_loss.choose_label_loss(training)
+        evaluation.choose_label_loss(training)
         training.checkpoint("final")
     found = training.state.label_losses
     assert list(found.items()) == list(zip(LOSSES, values, strict=True))
@@ -221,7 +221,7 @@ def test_a_regression_chooses_between_two(tmp_path: Path) -> None:
     objective = MeanSquaredError(nn.Linear(2 * WIDTH, 1), 20.0, 10.0)
     label = LabelParty(features(0)[:, 0] * 3 + 20, objective, label_privacy=privacy)
     training = strategy().connect(in_process([label, *passive]), num_rounds=1)
-    label_loss.choose_label_loss(training)
+    evaluation.choose_label_loss(training)
     assert list(training.state.label_losses) == ["plain", "forward"]
     assert label.private is not None
     found = training.state.label_losses

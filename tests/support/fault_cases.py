@@ -16,7 +16,7 @@ from flower_vfl import InProcessGrid
 from flower_vfl.parties.checkpoints import DirectoryStore, tagged_step
 from flower_vfl.simulations.app import client_app, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.deployment import Cluster, PartySpec
+from flower_vfl.simulations.deployment.cluster import Cluster, PartySpec
 
 Settings = Mapping[str, str | int | float | bool]
 SETTINGS: Settings = {"id-column": "id", "label-column": "label", "parties": 2}

@@ -21,7 +21,11 @@ from fault_cases import (
     wait_until,
 )
 
-from flower_vfl.simulations.deployment import Cluster, make_key_pair, write_party_files
+from flower_vfl.simulations.deployment.cluster import (
+    Cluster,
+    make_key_pair,
+    write_party_files,
+)
 from flower_vfl.simulations.results import load_result, table
 from flower_vfl.simulations.runtime.flower_runtime import CONNECTION
 from flower_vfl.simulations.runtime.process_reaper import session_members

@@ -31,7 +31,7 @@ from flower_vfl import PartyError
 from flower_vfl.protocol.messages import Content, Verb
 from flower_vfl.simulations.app import resident_grid, train
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.deployment import (
+from flower_vfl.simulations.deployment.cluster import (
     PartySpec,
     make_server_files,
     write_party_files,

@@ -12,8 +12,8 @@ from sklearn.datasets import make_classification
 
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import load_result, table
-from flower_vfl.simulations.studies.alone import guess, train_alone
 from flower_vfl.simulations.studies.tradeoff import untrained
+from flower_vfl.simulations.studies.trials import guess, train_alone
 
 
 def test_a_guess_names_the_largest_class() -> None:

@@ -11,8 +11,13 @@ from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.results import tables
 from flower_vfl.simulations.studies import trials as trials_module
-from flower_vfl.simulations.studies.study import run_study
-from flower_vfl.simulations.studies.tradeoff import comparison, untrained, verdict
+from flower_vfl.simulations.studies.study import Study, run_study
+from flower_vfl.simulations.studies.tradeoff import (
+    comparison,
+    tradeoff,
+    untrained,
+    verdict,
+)
 from flower_vfl.simulations.studies.trials import Trial
 
 GUESS, DIVERGED = "no better than a guess", "its loss diverged"
@@ -167,3 +172,9 @@ def test_a_study_marks_runs_that_did_not_train(
     assert found[1]["largest_attack"] == "cosine"  # reversed, it finds 0.7
     marked = study.frame().set_index("key")["did_not_train"]
     assert marked.tolist() == ["", "", "", GUESS, GUESS, GUESS]
+
+
+def test_a_study_without_a_finished_run_has_no_curve(tmp_path: Path) -> None:
+    trial = {"key": "iso", "digest": "", "labels": {"defense": "iso"}}
+    study = Study(tmp_path, "sweep", "", trials=[trial])
+    assert tradeoff(study) == {"metric": "", "curves": {}}
