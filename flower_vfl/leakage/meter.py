@@ -218,8 +218,10 @@ class LayerProbe(ExitStack):
         count = self._calls[name]
         use = name if count == 1 else f"{name}#{count}"
 
+        found = self._found  # not self: its edges would keep the graph, which keeps it
+
         def keep(gradient: Tensor) -> None:
-            self._found[use] = gradient.detach()
+            found[use] = gradient.detach()
 
         if isinstance(output, Tensor) and output.requires_grad:
             self._found[use], self._edges[use] = None, get_gradient_edge(output)

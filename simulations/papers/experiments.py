@@ -2,7 +2,8 @@
 
 The rows of a table are all combinations of what its axes list. The settings of a row
 are those of ``[base]``, then those of its choice on every axis,
-``[choices.axis.choice]``, and in a smoke run those of ``[quick]`` and of its choices'
+``[choices.axis.choice]`` (or that of another axis, if this one has none of the name),
+and in a smoke run those of ``[quick]`` and of its choices'
 ``quick``; ``{name}`` in a setting stands for a value of ``let``. ``[quick.axes]`` may
 list fewer choices. ``include`` names files in ``shared/`` that lie beneath. Columns say
 what is read from a run (`flower_vfl.simulations.papers.cell_metrics`).
@@ -202,10 +203,11 @@ def _column(entry: Mapping[str, Any]) -> Column:
 def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     base, let, smoke = raw.get("base", {}), raw.get("let", {}), raw.get("quick", {})
     kept = smoke.get("axes", {}) if quick else {}
+    shared = {k: v for known in raw["choices"].values() for k, v in known.items()}
     for labels in product(*raw["axes"].values()):
         choices: list[Settings] = []
         for axis, label in zip(raw["axes"], labels, strict=True):
-            known = raw["choices"].get(axis, {})
+            known = shared | raw["choices"].get(axis, {})
             check_name(f"choice of {axis}", label, known)
             choices.append(known[label])
             if label not in kept.get(axis, [label]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -249,6 +250,9 @@ def test_another_gradient_is_traced_before_the_backward_pass() -> None:
     output.backward(gradient)
     assert_equal(probe.gradients, probed(model, x, gradient))
     assert_equal(traced, probed(model, x, clean))
+    known = weakref.ref(probe)
+    del probe, output
+    assert known() is None  # nor does it keep the graph of the pass
 
 
 def test_the_cosine_attack_on_a_layer_knows_a_clean_gradient() -> None:

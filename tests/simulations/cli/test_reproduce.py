@@ -135,6 +135,11 @@ def test_settings_come_in_layers(paper: Path) -> None:
     assert [row.seeds for row in (none, noise)] == [2, 1]
     assert {row.missing for row in other} == {"not obtained"}
     assert len(trials_of(experiment)) == 3
+    paper.write_text(TOML.replace("\nmethod = [", "\nway = ["), encoding="utf-8")
+    shared = read_experiment(paper)  # an axis without choices of its own
+    assert [row.config for row in shared.rows] == [
+        row.config for row in experiment.rows
+    ]
     quick = read_experiment(paper, quick=True)
     assert quick.rows[0].config == replace(none.config, limit=100, epochs=2)
     assert len(trials_of(quick)) == 2
