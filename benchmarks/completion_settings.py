@@ -24,16 +24,18 @@ from flower_vfl.specs import build_from_spec
 
 FIRST_SEED = 100
 FROZEN, FLIP = "freeze_bottom=true,", "flip=true,"
+ONCE = f"{FROZEN}mix_inputs=false,"
 IMAGES = (
-    f"{FROZEN}shift=0,steps=512",
-    f"{FROZEN}{FLIP}steps=512",
-    "shift=0,steps=1024",
-    f"{FLIP}steps=1024",
+    f"{ONCE}steps=256",
+    f"{ONCE}steps=5120",
+    f"{FROZEN}{FLIP}steps=256",
+    f"{FLIP}steps=256",
     f"{FLIP}steps=5120",
 )
 TABLES = (
-    *(f"{FROZEN}lambda_u={u},steps={n}" for u in (5, 50) for n in (512, 5120)),
-    *(f"lambda_u={u},steps=5120" for u in (5, 50)),
+    f"{FROZEN}lambda_u=5,steps=512",
+    *(f"{ONCE}lambda_u={u},steps={n}" for u in (5, 20) for n in (256, 512)),
+    "lambda_u=5,steps=512",
 )
 METRICS = {"Yahoo": "accuracy"}
 
@@ -50,11 +52,18 @@ def main() -> None:
     parser.add_argument("datasets", nargs="*", default=list(configs), choices=configs)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--settings", nargs="+", help="default: those of this file")
+    for name in ("bottom", "optimizer"):
+        parser.add_argument(f"--{name}", help="instead of the table's")
+    for name in ("epochs", "limit"):
+        parser.add_argument(f"--{name}", type=int, help="instead of the table's")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     for name in arguments.datasets:
         config = replace(configs[name], valid_fraction=0.125, attack="", capture=0)
+        for key in ("bottom", "optimizer", "epochs", "limit"):
+            given = getattr(arguments, key)
+            config = replace(config, **({key: given} if given else {}))
         labels = configs[name].attack.partition("labels=")[2].partition(",")[0]
         settings = IMAGES if name in ("CIFAR-10", "BHI") else TABLES
         seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)

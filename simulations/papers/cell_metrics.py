@@ -51,7 +51,7 @@ def final(run: Found, metric: str | Sequence[str]) -> float:
     known = final_metrics(run.records.assign(**{RUN: ""})).set_index("name")["value"]
     sought = [metric] if isinstance(metric, str) else list(metric)
     name = next((name for name in sought if name in known), sought[-1])
-    check_name("metric", name, known)
+    check_name("metric", name, known.index)
     return float(known[name])
 
 

@@ -137,7 +137,7 @@ def test_models_of_the_papers() -> None:
 
     half = build_bottom("ladsg-cnn", InputSpec(image=(3, 32, 16)), 64)
     assert isinstance(half, CNN)
-    assert half.features(torch.zeros(1, 3, 32, 16)).shape == (1, 128 * 4 * 2)
+    assert half.features(torch.zeros(1, 3, 32, 16)).shape == (1, 64 * 4 * 2)
 
     criteo = InputSpec(numeric=14, cardinalities=(10,) * 27)
     deep = build_bottom("marvell-wide-deep", criteo, 128)

@@ -20,6 +20,7 @@ from flower_vfl.simulations.papers.cell_metrics import (
     Found,
     completion,
     decisions,
+    final,
     leak,
     neighbours,
     row_sum,
@@ -143,6 +144,14 @@ def test_series_are_read_by_epoch_and_party() -> None:
     ):
         with pytest.raises(ConfigError):
             wrong()
+
+
+def test_the_first_known_metric_is_read() -> None:
+    rows = [{"metric": "accuracy", "split": "test", "step": 4, "value": 0.7}]
+    run = Found(table({"records": columns_of(rows)}))
+    assert final(run, ["test_auc", "test_accuracy"]) == final(run, "test_accuracy")
+    with pytest.raises(ConfigError, match="test_accuracy"):
+        final(run, ["test_auc", "test_f1"])
 
 
 def test_completions_are_read_by_attack() -> None:
