@@ -1,6 +1,6 @@
 """Training with several batches under way (`pipeline = k`).
 
-A passive party embeds the batch of step s with the weights after step s - 1 - k of the
+A passive party embeds the batch of step s from the weights after step s - 1 - k of the
 same epoch. Which weights these are does not depend on how fast messages travel, so a
 run is repeatable and the same on every grid. Each party gets the same requests in the
 same order: the first k + 1 batches of an epoch are asked for at once; then each

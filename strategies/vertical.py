@@ -74,8 +74,8 @@ class VerticalStrategy(Strategy):
     pipeline : int (default: 0)
         Batches of the same epoch that the passive parties embed ahead of the gradients
         that they have, so that a step need not wait for two round trips. The embedding
-        of step s is computed with the weights after step s - 1 - `pipeline`; 0 trains
-        exactly.
+        of step s is computed from the weights after step s - 1 - `pipeline`, with a
+        prediction of the updates that are missing; 0 trains exactly.
     sealed : bool (default: False)
         Whether embeddings and gradients are encrypted between the passive parties and
         the label party, so that the server relays what it cannot read. Needs pinned

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from flower_vfl.errors import ConfigError, PartyError, require
 from flower_vfl.randomness import generator
@@ -21,7 +22,6 @@ from flower_vfl.specs import build_from_spec
 
 Direction = Literal["embedding", "gradient"]
 _REMEDY = "Run one version of flower-vfl with the same settings at every party"
-_INT8 = 127  # the largest entry
 _INT16 = 2**15  # columns that an index of two bytes can name
 
 
@@ -102,29 +102,58 @@ class Int8(Codec):
 
     Random rounding, ⌊x/scale + u⌋ with u uniform on [0, 1), has the mean x/scale.
     Without random numbers the nearest multiple is taken. A row is sent as its scale,
-    a float32, and one byte per entry.
+    a float32, and one byte per entry, or per two or four entries in a subclass.
     """
+
+    bits: ClassVar[int] = 8  # of an entry
+
+    @property
+    def _largest(self) -> int:
+        return 2 ** (self.bits - 1) - 1
 
     def size(self, width: int) -> int:
         """Return the bytes of a row with so many entries."""
-        return 4 + width
+        return 4 + math.ceil(width * self.bits / 8)
 
     def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
         """Return rows as bytes."""
-        scale = rows.abs().amax(dim=1, keepdim=True) / _INT8
+        largest = self._largest
+        scale = rows.abs().amax(dim=1, keepdim=True) / largest
         up = torch.full_like(rows, 0.5)
         if stream is not None:
             up = torch.rand(rows.shape, generator=stream).to(rows.device)
         multiples = rows / scale.where(scale > 0.0, torch.ones_like(scale))
-        entries = (multiples + up).floor().clamp(-_INT8, _INT8).to(torch.int8)
-        return torch.cat([scale.view(torch.uint8), entries.view(torch.uint8)], dim=1)
+        entries = (multiples + up).floor().clamp(-largest, largest) + largest
+        missing = -rows.shape[1] % (8 // self.bits)
+        codes = functional.pad(entries.to(torch.uint8), (0, missing))
+        packed = codes[:, :: 8 // self.bits]
+        for place in range(1, 8 // self.bits):
+            packed = packed | codes[:, place :: 8 // self.bits] << place * self.bits
+        return torch.cat([scale.view(torch.uint8), packed], dim=1)
 
     def decode(self, encoded: Tensor, width: int) -> Tensor:
         """Return the rows of bytes."""
         scale = _numbers(encoded[:, :4], torch.float32)
         if not bool((scale >= 0.0).all()) or not bool(scale.isfinite().all()):
             raise ValueError("a scale that is negative, infinite or NaN")
-        return _numbers(encoded[:, 4:], torch.int8) * scale
+        shifts = torch.arange(0, 8, self.bits, device=encoded.device)
+        codes = encoded[:, 4:, None] >> shifts.to(torch.uint8) & 2**self.bits - 1
+        codes = codes.flatten(1)[:, :width]
+        if bool((codes > 2 * self._largest).any()):
+            raise ValueError("an entry that is larger than its scale allows")
+        return (codes.float() - self._largest) * scale
+
+
+class Int4(Int8):
+    """Multiples of max|x| / 7, two entries in a byte."""
+
+    bits = 4
+
+
+class Int2(Int8):
+    """-1, 0 or 1 times max|x|, four entries in a byte."""
+
+    bits = 2
 
 
 @dataclass
@@ -196,6 +225,8 @@ CODECS: dict[str, Callable[..., Codec | None]] = {
     "float16": Float16,
     "bfloat16": BFloat16,
     "int8": Int8,
+    "int4": Int4,
+    "int2": Int2,
     "topk": TopK,
 }
 
@@ -212,8 +243,8 @@ class Compression:
     Parameters
     ----------
     embeddings, gradients : str (default: "")
-        ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"topk:keep=0.1"``, or ``"none"``
-        for float32.
+        ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int4"``, ``"int2"``,
+        ``"topk:keep=0.1"``, or ``"none"`` for float32.
 
     Examples
     --------

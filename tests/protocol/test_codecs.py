@@ -13,7 +13,7 @@ from flower_vfl.protocol.codecs import CODECS, Codec, Encoder, build_codec
 from flower_vfl.randomness import generator
 from flower_vfl.strategies import Compression, VerticalStrategy
 
-SPECS = ["float16", "bfloat16", "int8", "topk:keep=0.3", "topk:keep=1"]
+SPECS = ["float16", "bfloat16", "int8", "int4", "int2", "topk:keep=0.3", "topk:keep=1"]
 AT = ("shop", "its embedding", 3)
 
 
@@ -35,11 +35,21 @@ def test_int8_by_hand() -> None:
     rows = rows_of([254.0, -2.0, 3.0], [0.0, 0.0, 0.0])  # the scale is 254 / 127 = 2
     encoded = codec_of("int8").encode(rows)
     assert encoded.tolist() == [
-        [*floats(2.0), 127, 255, 2],  # 3 / 2 is rounded up, -1 is the byte 255
-        [*floats(0.0), 0, 0, 0],
+        [*floats(2.0), 254, 126, 129],  # 127 more; 3 / 2 is rounded up
+        [*floats(0.0), 127, 127, 127],
     ]
     decoded = codec_of("int8").decode(encoded, 3)
     assert decoded.tolist() == [[254.0, -2.0, 4.0], [0.0, 0.0, 0.0]]
+
+
+def test_several_entries_in_a_byte_by_hand() -> None:
+    four, two = codec_of("int4"), codec_of("int2")
+    encoded = four.encode(rows_of([14.0, -2.0, 3.0]))  # the scale is 14 / 7 = 2
+    assert encoded.tolist() == [[*floats(2.0), 14 | 6 << 4, 9]]
+    assert four.decode(encoded, 3).tolist() == [[14.0, -2.0, 4.0]]
+    encoded = two.encode(rows_of([-3.0, 1.0, 2.0, 3.0, -2.0]))
+    assert encoded.tolist() == [[*floats(3.0), 0 | 1 << 2 | 2 << 4 | 2 << 6, 0]]
+    assert two.decode(encoded, 5).tolist() == [[-3.0, 0.0, 3.0, 3.0, -3.0]]
 
 
 def test_top_k_by_hand() -> None:
@@ -73,10 +83,11 @@ def test_indices_beyond_two_bytes() -> None:
     assert torch.equal(codec.decode(codec.encode(rows), 40_000), rows)
 
 
-def test_int8_is_unbiased_and_within_one_scale() -> None:
+@pytest.mark.parametrize(("name", "largest"), [("int8", 127), ("int4", 7), ("int2", 1)])
+def test_integers_are_unbiased_and_within_one_scale(name: str, largest: int) -> None:
     rows = torch.randn(4, 50, generator=generator(1)) * rows_of([1e-6, 1.0, 1e6, 3.0]).T
-    codec, scale = codec_of("int8"), rows.abs().amax(1, keepdim=True) / 127
-    draws = 2000
+    codec, scale = codec_of(name), rows.abs().amax(1, keepdim=True) / largest
+    draws = 500
     found = torch.zeros_like(rows)
     for number in range(draws):
         decoded = codec.decode(codec.encode(rows, generator(number)), 50)
@@ -128,6 +139,8 @@ def test_what_is_sent_must_be_finite() -> None:
         ("int8", torch.zeros((), dtype=torch.uint8)),
         ("int8", torch.tensor([[*floats(float("nan")), 1, 1, 1]], dtype=torch.uint8)),
         ("int8", torch.tensor([[*floats(-1.0), 1, 1, 1]], dtype=torch.uint8)),
+        ("int8", torch.tensor([[*floats(1.0), 1, 1, 255]], dtype=torch.uint8)),
+        ("int2", torch.tensor([[*floats(1.0), 3 << 4]], dtype=torch.uint8)),
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 1, 0, 1, 0]], dtype=torch.uint8)),
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 1, 0, 3, 0]], dtype=torch.uint8)),
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 0, 255, 1, 0]], dtype=torch.uint8)),

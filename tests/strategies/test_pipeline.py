@@ -70,7 +70,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 def delayed_training(
     pipeline: int, epochs: int, size: int, bottoms: list[nn.Module], head: nn.Module
 ) -> list[float]:
-    """Train in plain PyTorch: batch i is embedded with the weights after i - 1 - k."""
+    """Train in plain PyTorch: batch i is embedded with the weights after i - 1 - k.
+
+    The last update is added once for each batch whose gradient is missing.
+    """
+    updates: list[list[Tensor]] = [[] for _ in bottoms]
     optimizers = [ADAM(module.parameters()) for module in bottoms]
     head_optimizer = ADAM(head.parameters())
     names = [f"passive-{i + 1}" for i in range(len(bottoms))]
@@ -90,6 +94,11 @@ def delayed_training(
                 passes = []
                 for i, (name, module) in enumerate(zip(names, bottoms, strict=True)):
                     stale = copy.deepcopy(module).train()
+                    with torch.no_grad():
+                        for weight, update in zip(
+                            stale.parameters(), updates[i], strict=False
+                        ):  # none before the first
+                            weight.add_(update, alpha=len(waiting))
                     with streams[name]:
                         output = stale(features(i + 1)[batches[asked]])
                     stats = dict(stale.named_buffers())
@@ -114,7 +123,12 @@ def delayed_training(
                     bottoms[i].parameters(), stale.parameters(), strict=True
                 ):
                     mine.grad = its.grad
+                before = [weight.detach().clone() for weight in bottoms[i].parameters()]
                 optimizers[i].step()
+                after = bottoms[i].parameters()
+                updates[i] = [
+                    w.detach() - b for w, b in zip(after, before, strict=True)
+                ]
         found.append(total / len(rows))
     return found
 

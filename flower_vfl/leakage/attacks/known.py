@@ -63,8 +63,8 @@ def _clustered(rows: Tensor, norms: Array) -> bool:
 
     Their differences need more digits than single precision has.
     """
-    most = 0.99 * float(np.square(norms).mean())
-    if float(norms.mean()) ** 2 <= most:  # the norm of the mean row is not larger
+    most = 0.99 * float(norms @ norms) / len(norms)
+    if (float(norms.sum()) / len(norms)) ** 2 <= most:  # not less than the mean row's
         return False
     return float(rows.mean(dim=0).square().sum()) > most
 

@@ -180,7 +180,11 @@ def class_medians(
     rows: Tensor, groups: Sequence[Array], sample: int | None = None
 ) -> Array:
     """Return the median of every coordinate of each group, or of a sample of each."""
-    return np.stack([_median(rows, _thin(group, sample)) for group in groups], axis=-2)
+    chosen = [_thin(group, sample) for group in groups]
+    if len({len(group) for group in chosen}) == 1:
+        return _medians(rows, np.stack(chosen))
+    each = [_medians(rows, group[None]) for group in chosen]
+    return np.concatenate(each, axis=-2)
 
 
 def _thin(group: Array, sample: int | None) -> Array:
@@ -191,18 +195,19 @@ def _thin(group: Array, sample: int | None) -> Array:
     return thinned
 
 
-def _median(rows: Tensor, group: Array) -> Array:
-    """Return the median of every column, from a selection instead of a sort.
+def _medians(rows: Tensor, groups: Array) -> Array:
+    """Return the median of every column of each of several groups of one size.
 
-    Five times faster than np.median and torch.median, see benchmarks/meter_cost.py.
+    Several times faster than np.median and torch.median, see benchmarks/meter_cost.py.
     """
-    chosen = rows.index_select(-2, torch.from_numpy(group).to(rows.device))
-    columns = to_numpy(chosen.mT).copy()
-    half = len(group) // 2
-    columns.partition(half, axis=-1)
+    places = torch.from_numpy(groups.reshape(-1)).to(rows.device)
+    chosen = rows.index_select(-2, places).unflatten(-2, groups.shape)
+    columns = to_numpy(chosen.mT.contiguous())
+    columns.sort(axis=-1)  # for floats as fast as a partition
+    half = groups.shape[1] // 2
     medians: Array = columns[..., half]
-    if len(group) % 2 == 0:  # halves first: the sum of two large numbers overflows
-        medians = 0.5 * medians + 0.5 * columns[..., :half].max(axis=-1)
+    if groups.shape[1] % 2 == 0:  # halves: the sum of two large numbers overflows
+        medians = 0.5 * medians + 0.5 * columns[..., half - 1]
     return medians
 
 

@@ -1,8 +1,9 @@
-"""Scores of many parties at once: small gradients of one shape, stacked.
+"""Scores of several parties at once: small gradients of one shape, stacked.
 
 One by one, most of the time of an attack on a small gradient is that of the calls.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from .norm import norm_scores
 from .registry import ScoreAttack
 
 Scored = tuple[Known, list[Tensor]]
-_LEAST, _ENTRIES = 8, 2**18  # parties of a stack; numbers of a stack, for the cache
+_LEAST, _ENTRIES = 2, 2**18  # parties of a stack; numbers of a stack, for the cache
 
 
 class Attacked(Protocol):
@@ -108,7 +109,7 @@ def _scores(
         parties = [Known(*given, *pair) for pair in pairs]
         known = _Stacked(*given, norms, before, None, parties)
         by_attack = [attack(rows, known) for attack in attacks]
-        if not all(torch.isfinite(scores.sum()) for scores in by_attack):
+        if not all(math.isfinite(float(scores.sum())) for scores in by_attack):
             return []
     except ConfigError:
         return []
