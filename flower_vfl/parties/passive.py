@@ -33,6 +33,8 @@ from flower_vfl.rows import check_finite
 from .base import Features, Party, default_optimizer
 from .local_updates import CachedBatch, update_passive
 
+_RESTORE = "Restore all parties to one checkpoint"
+
 
 @dataclass
 class _Pending:
@@ -176,8 +178,7 @@ class PassiveParty(Party):
         if len(self._waiting) > self.pipeline:
             first = f"step {self._waiting[0].step} waits for its gradient"
             problem = f"was asked for step {step} while {first}"
-            remedy = "Restore all parties to one checkpoint"
-            raise PartyError(self.name, problem, remedy, step)
+            raise PartyError(self.name, problem, _RESTORE, step)
         rows, random = self.training_rows(step, epoch, index), self.random.states
         buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
         waiting = _Pending(step, epoch, index, None, random, buffers)
@@ -237,12 +238,8 @@ class PassiveParty(Party):
             pending = self._waiting[0] if self._waiting else None
         if pending is None or pending.step != step:
             waits = f"step {pending.step}" if pending else "no gradient"
-            raise PartyError(
-                self.name,
-                f"got the gradient of step {step} but expects {waits}",
-                "Restore all parties to one checkpoint",
-                step,
-            )
+            problem = f"got the gradient of step {step} but expects {waits}"
+            raise PartyError(self.name, problem, _RESTORE, step)
         if pending.output is None:  # the graph did not survive: repeat the forward pass
             if self.pipeline:
                 self._repeat(pending, probed)
@@ -268,28 +265,25 @@ class PassiveParty(Party):
         None, a gradient that a defense withheld, leaves the model as it is. With
         `probed`, the gradient of the output of every layer is returned.
         """
-        pending = self._due(step, probed)
+        pending = self._pending
+        if pending is None or pending.step != step or pending.output is None:
+            pending = self._due(step, probed)
         assert pending.output is not None  # just computed
         output, probe = pending.output, pending.probe
         if gradient is not None:
             what = "the gradient it received"
             if self.codec is not None:
-                given = self.shape, self.name, what, step
-                gradient = self.codec.read(gradient, *given)
+                gradient = self.codec.read(gradient, self.shape, self.name, what, step)
             if gradient.shape != output.shape:
-                raise PartyError(
-                    self.name,
-                    f"got a gradient of shape {tuple(gradient.shape)} for an embedding "
-                    f"of shape {tuple(output.shape)}",
-                    "The label party and every gradient transform must keep the shape",
-                    step,
-                )
+                problem = f"got a gradient of shape {tuple(gradient.shape)} for an "
+                problem += f"embedding of shape {tuple(output.shape)}"
+                remedy = "The label party and every transform must keep the shape"
+                raise PartyError(self.name, problem, remedy, step)
             remedy = "Lower the learning rate, or check the defense that made it"
             check_finite(gradient, self.name, what, remedy, step)
             if self.optimizer is not None and output.requires_grad:
                 clear_gradients(self.optimizer)
-                gradient = gradient.to(output)
-                output.backward(gradient)  # type: ignore[no-untyped-call]
+                output.backward(gradient.to(output))  # type: ignore[no-untyped-call]
                 named = dict(self.model.named_parameters()) if self.pipeline else {}
                 before = {}
                 for name, weight in named.items():
