@@ -283,7 +283,8 @@ class PassiveParty(Party):
             check_finite(gradient, self.name, what, remedy, step)
             if self.optimizer is not None and output.requires_grad:
                 clear_gradients(self.optimizer)
-                output.backward(gradient.to(output))  # type: ignore[no-untyped-call]
+                gradient = gradient.to(output)
+                output.backward(gradient)  # type: ignore[no-untyped-call]
                 named = dict(self.model.named_parameters()) if self.pipeline else {}
                 before = {}
                 for name, weight in named.items():
@@ -302,9 +303,10 @@ class PassiveParty(Party):
             self.ahead = len(self._waiting)
         self.step = step
         if self.cache is not None and gradient is not None:
-            rows = self._rows_of(pending)
-            kept = CachedBatch(step, rows, [output.detach()], [gradient])
-            update_passive(self, self.cache, kept)
+            sent, rows = output.detach(), self._rows_of(pending)
+            update_passive(
+                self, self.cache, CachedBatch(step, rows, [sent], [gradient])
+            )
         return {} if probe is None else probe.gradients
 
     def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
