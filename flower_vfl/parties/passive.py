@@ -303,10 +303,9 @@ class PassiveParty(Party):
             self.ahead = len(self._waiting)
         self.step = step
         if self.cache is not None and gradient is not None:
-            sent, rows = output.detach(), self._rows_of(pending)
-            update_passive(
-                self, self.cache, CachedBatch(step, rows, [sent], [gradient])
-            )
+            rows, sent = self._rows_of(pending), [output.detach()]
+            kept = CachedBatch(step, rows, sent, [gradient])
+            update_passive(self, self.cache, kept)
         return {} if probe is None else probe.gradients
 
     def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
@@ -390,8 +389,7 @@ class PassiveParty(Party):
         self.step = state["step"]
         self._pending, self._waiting = None, []
         if self.pipeline:
-            update = state.get("update", {})
-            self._update = {n: t.to(self.device) for n, t in update.items()}
+            self._update = {n: t.to(self.device) for n, t in state["update"].items()}
             self._waiting = [_Pending(**each) for each in state["waiting"]]
             for each in self._waiting:
                 each.weights = {n: t.to(self.device) for n, t in each.weights.items()}
