@@ -137,6 +137,8 @@ def main() -> None:
     parser.add_argument("--attacked", type=int, default=3, help="seeds per attack")
     parser.add_argument("--limit", type=int, default=2000, help="images")
     parser.add_argument("--epochs", type=int, default=8)
+    text = "ratio and growth; without them they are chosen on seeds from 100 on"
+    parser.add_argument("--limits", type=float, nargs=2, help=text)
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -155,25 +157,27 @@ def main() -> None:
 
     print("| seeds from | run | measure | first party | honest parties |")
     print("|---|---|---|---|---|")
-    few = max(given.honest // 3, 1)
-    known = [each for case in HONEST for each in runs(case, CHOSEN, few)]
-    limits = {
-        kind: MARGIN * max(max(getattr(each, kind).values()) for each in known)
-        for kind in ("ratio", "growth")
-    }
-    print(f"limits: {limits}")
-    honest = [r for case in HONEST for r in runs(case, TESTED, given.honest)]
+    kinds = ("ratio", "growth")
+    limits = dict(zip(kinds, given.limits or (), strict=False))
+    if not limits:
+        few = max(given.honest // 3, 1)
+        known = [each for case in HONEST for each in runs(case, CHOSEN, few)]
+        for kind in kinds:
+            largest = max(max(getattr(each, kind).values()) for each in known)
+            limits[kind] = MARGIN * float(largest)
+        print(f"limits: {limits}")
     attacked = {case.name: runs(case, TESTED, given.attacked) for case in ATTACKS}
+    honest = [r for case in HONEST for r in runs(case, TESTED, given.honest)]
 
     def above(each: Reached, party: int, kinds: tuple[str, ...]) -> bool:
         return all(getattr(each, kind)[party] > limits[kind] for kind in kinds)
 
-    for kinds in (("ratio",), ("growth",), ("ratio", "growth")):
-        wrong = sum(any(above(r, p, kinds) for p in range(PARTIES)) for r in honest)
-        print(f"{' and '.join(kinds)}: false alarms in {wrong} of {len(honest)} runs")
+    for chosen in (("ratio",), ("growth",), kinds):
+        wrong = sum(any(above(r, p, chosen) for p in range(PARTIES)) for r in honest)
+        print(f"{' and '.join(chosen)}: false alarms in {wrong} of {len(honest)} runs")
         for name, found in attacked.items():
-            right = sum(above(each, 0, kinds) for each in found)
-            also = sum(any(above(r, p, kinds) for p in (1, 2)) for r in found)
+            right = sum(above(each, 0, chosen) for each in found)
+            also = sum(any(above(r, p, chosen) for p in (1, 2)) for r in found)
             print(f"  {name}: found {right} of {len(found)}, others accused in {also}")
 
 
