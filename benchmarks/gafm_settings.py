@@ -47,9 +47,12 @@ CASES["criteo-epochs"] = (
 CASES["digits"] = (
     "Digits / GAFM",
     {
-        f"Δ {delta}, γ {gamma}": {"objective": f"gafm:delta={delta},gamma={gamma}"}
+        f"Δ {delta}, lr {rate}": {
+            "objective": f"gafm:delta={delta}",
+            "optimizer": f"adam:lr={rate}",
+        }
         for delta in (0.5, 0.9)
-        for gamma in (1, 0.3, 0.1)
+        for rate in ("2e-3", "5e-4", "1e-4")
     },
 )
 
