@@ -2,6 +2,7 @@
 
     python benchmarks/codecs.py
     python benchmarks/codecs.py --part local
+    python benchmarks/codecs.py --part distance
 
 ``codecs`` prints one line for each pair of codecs, undefended and with Marvell: bytes
 of a step and their ratio to float32, the test AUC after the last epoch with its
@@ -9,7 +10,8 @@ standard deviation over the seeds, and the mean over the steps of the leak AUC, 
 minus it if that is larger, of the norm and the cosine attack at the party where it is
 largest. ``local`` prints the test AUC after some
 epochs, so after equally many exchanges, for several numbers of local steps. Nothing is
-tuned: all runs have the default models and optimizers.
+tuned: all runs have the default models and optimizers. ``distance`` prints the
+validation AUC after each epoch, with which settings for ``wan.py`` were chosen.
 """
 
 from __future__ import annotations
@@ -44,6 +46,18 @@ CODECS = [
 ]
 DEFENSES = ("", "marvell:s=4")
 LOCAL_STEPS, AFTER = (1, 2, 4), (1, 2, 4, 6)
+DISTANCE = [  # pipeline, learning rate, embeddings, gradients
+    (0, "0.005", "none", "none"),
+    (0, "0.005", "int8", "int8"),
+    (0, "0.005", "int4", "int4"),
+    (0, "0.005", "int4", "int2"),
+    (0, "0.005", "int2", "int2"),
+    (1, "0.005", "none", "none"),
+    (1, "0.0025", "int2", "int2"),
+    (1, "0.0025", "int4", "lowrank"),
+    (2, "0.005", "none", "none"),
+    (3, "0.005", "none", "none"),
+]
 
 
 def run(dataset: str, seed: int, **settings: Any) -> dict[str, Any]:
@@ -53,9 +67,9 @@ def run(dataset: str, seed: int, **settings: Any) -> dict[str, Any]:
     return run_in_process(config, False, False)
 
 
-def test_aucs(document: Mapping[str, Any]) -> pd.Series[float]:
-    """Return the test AUC after each epoch."""
-    found = table(document).query("split == 'test' and metric == 'auc'")
+def aucs_of(document: Mapping[str, Any], split: str = "test") -> pd.Series[float]:
+    """Return the AUC after each epoch."""
+    found = table(document).query("split == @split and metric == 'auc'")
     return found.set_index("epoch")["value"]
 
 
@@ -84,7 +98,7 @@ def codecs(names: Sequence[str], seeds: int) -> None:
                 found = [run(dataset, seed, **given) for seed in range(seeds)]
                 size = found[0]["bytes"]["step"]
                 whole = whole or size
-                aucs = pd.Series([test_aucs(each).iloc[-1] for each in found])
+                aucs = pd.Series([aucs_of(each).iloc[-1] for each in found])
                 leaks = [
                     sum(leak(each, attack) for each in found) / seeds
                     for attack in ("norm", "cosine")
@@ -110,22 +124,42 @@ def local(names: Sequence[str], seeds: int) -> None:
         for steps in LOCAL_STEPS:
             given = {"local_steps": steps, "epochs": AFTER[-1]}
             found = [run(dataset, seed, **given) for seed in range(seeds)]
-            aucs = pd.DataFrame([test_aucs(each) for each in found]).mean()
+            aucs = pd.DataFrame([aucs_of(each) for each in found]).mean()
             shown = " | ".join(f"{aucs[epoch]:.4f}" for epoch in AFTER)
             norm = sum(leak(each, "norm") for each in found) / seeds
             print(f"| {dataset} | {steps} | {shown} | {norm:.3f} |", flush=True)
 
 
+def distance(names: Sequence[str], seeds: int) -> None:
+    """Print the table of settings for a distance, on validation rows."""
+    print(
+        "| pipeline | learning rate | embeddings | gradients | AUC after each epoch |"
+    )
+    print("|---:|---:|---|---|---|")
+    for dataset in names:
+        for pipeline, rate, embeddings, gradients in DISTANCE:
+            given = {"pipeline": pipeline, "learning_rate": rate, "width": 128}
+            given |= {"compress_embeddings": embeddings, "valid_fraction": 0.2}
+            given |= {"compress_gradients": gradients, "leak_every": 1000}
+            found = [run(dataset, 100 + seed, **given) for seed in range(seeds)]
+            aucs = pd.DataFrame([aucs_of(each, "valid") for each in found]).mean()
+            shown = " | ".join(f"{auc:.4f}" for auc in aucs)
+            line = f"| {pipeline} | {rate} | {embeddings} | {gradients} | {shown} |"
+            print(line, flush=True)
+
+
+PARTS = {"codecs": codecs, "local": local, "distance": distance}
+
+
 def main() -> None:
     """Print one of the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("codecs", "local"), default="codecs")
+    parser.add_argument("--part", choices=PARTS, default="codecs")
     parser.add_argument("--dataset", choices=DATA, action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    parts = {"codecs": codecs, "local": local}
-    parts[given.part](given.dataset or [*DATA], given.seeds)
+    PARTS[given.part](given.dataset or [*DATA], given.seeds)
 
 
 if __name__ == "__main__":

@@ -206,6 +206,49 @@ class TopK(Codec):
         return values.new_zeros(len(values), width).scatter_(1, indices, values)
 
 
+@dataclass
+class LowRank(Codec):
+    """The best matrices U (rows, rank) and V (columns, rank) for a batch U·Vᵀ.
+
+    The rows of V are sent after those of U, as float32. Two steps of subspace iteration
+    find them (Vogels et al., PowerSGD, https://arxiv.org/abs/1905.13727). A linear top
+    model with one output has gradients of rank 1, which are sent without loss.
+
+    Parameters
+    ----------
+    rank : int (default: 1)
+        Columns of U and V.
+    """
+
+    rank: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a rank of nothing."""
+        require(self.rank >= 1, "rank", "at least 1", self.rank)
+
+    def size(self, width: int) -> int:
+        """Return the bytes of a row with so many entries."""
+        return 4 * min(self.rank, width)
+
+    def encode(self, rows: Tensor, stream: torch.Generator | None = None) -> Tensor:
+        """Return rows as bytes, and the directions after them."""
+        rank = min(self.rank, rows.shape[1])
+        unit = rows.abs().max() if rows.numel() else torch.ones(())
+        scaled = rows / unit.where(unit > 0.0, torch.ones_like(unit))
+        order = torch.linalg.vector_norm(scaled, dim=1).argsort(descending=True)
+        basis = functional.pad(scaled[order[:rank]].mT, (0, max(0, rank - len(rows))))
+        for _ in range(2):
+            basis = torch.linalg.qr(scaled.mT @ (scaled @ basis)).Q
+        return torch.cat([rows @ basis, basis]).contiguous().view(torch.uint8)
+
+    def decode(self, encoded: Tensor, width: int) -> Tensor:
+        """Return the rows of bytes."""
+        factors = _numbers(encoded, torch.float32)
+        if len(factors) < width or not bool(factors.isfinite().all()):
+            raise ValueError("factors that are missing, infinite or NaN")
+        return factors[:-width] @ factors[-width:].mT
+
+
 def _numbers(encoded: Tensor, dtype: torch.dtype) -> Tensor:
     """Return bytes as numbers of a type."""
     # A view needs strides that fit; contiguous() leaves those of a single row alone.
@@ -228,6 +271,7 @@ CODECS: dict[str, Callable[..., Codec | None]] = {
     "int4": Int4,
     "int2": Int2,
     "topk": TopK,
+    "lowrank": LowRank,
 }
 
 
@@ -244,7 +288,7 @@ class Compression:
     ----------
     embeddings, gradients : str (default: "")
         ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int4"``, ``"int2"``,
-        ``"topk:keep=0.1"``, or ``"none"`` for float32.
+        ``"topk:keep=0.1"``, ``"lowrank:rank=1"``, or ``"none"`` for float32.
 
     Examples
     --------

@@ -60,6 +60,21 @@ def test_top_k_by_hand() -> None:
     assert decoded.tolist() == [[0.0, -5.0, 0.0, 4.0], [0.0, 0.0, 0.0, -1.0]]
 
 
+def test_low_rank_against_a_singular_value_decomposition() -> None:
+    rows = torch.randn(40, 8, generator=generator(3)) * torch.logspace(0, -6, 8)
+    left = torch.linalg.svdvals(rows)
+    for rank in (1, 3, 9):
+        codec = codec_of(f"lowrank:rank={rank}")
+        encoded = codec.encode(rows)
+        assert encoded.shape == (48, 4 * min(rank, 8))
+        error = float((codec.decode(encoded, 8) - rows).norm())
+        assert error <= 1.01 * float(left[rank:].norm()) + 1e-5
+    few = rows[:2] * 1e-25  # fewer rows than the rank, and squares that vanish
+    codec = codec_of("lowrank:rank=3")
+    error = (codec.decode(codec.encode(few), 8) - few).abs().max()
+    assert float(error) <= 1e-5 * float(few.abs().max())
+
+
 def test_half_precision_by_hand() -> None:
     rows = rows_of([1.0 + 2**-11 + 2**-20, -1e6, 1e-9])
     sixteen = codec_of("float16").decode(codec_of("float16").encode(rows), 3)
@@ -144,6 +159,8 @@ def test_what_is_sent_must_be_finite() -> None:
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 1, 0, 1, 0]], dtype=torch.uint8)),
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 1, 0, 3, 0]], dtype=torch.uint8)),
         ("topk:keep=0.5", torch.tensor([[*[0] * 8, 0, 255, 1, 0]], dtype=torch.uint8)),
+        ("lowrank", torch.zeros(2, 4, dtype=torch.uint8)),  # no directions
+        ("lowrank", torch.tensor([floats(float("inf"))] * 4, dtype=torch.uint8)),
         ("float16", torch.zeros(2, 3, dtype=torch.float16)),
     ],
 )
