@@ -109,7 +109,7 @@ class Int8(Codec):
 
     @property
     def _largest(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << self.bits - 1) - 1
 
     def size(self, width: int) -> int:
         """Return the bytes of a row with so many entries."""
@@ -141,7 +141,8 @@ class Int8(Codec):
         codes = codes.flatten(1)[:, :width]
         if bool((codes > 2 * self._largest).any()):
             raise ValueError("an entry that is larger than its scale allows")
-        return (codes.float() - self._largest) * scale
+        rows: Tensor = (codes.float() - self._largest) * scale
+        return rows
 
 
 class Int4(Int8):
