@@ -36,8 +36,10 @@ PRINTED = {
     "gafm-table-6": 4 * 3 * 5,
     "gafm-table-7": 4 * 2,
     "gafm-table-8": 4 * 5,
+    "gafm-table-9": 4 * 5,
     "gafm-table-10": 4 * 2 * 5,
     "gafm-table-11": 3 * 6,
+    "gafm-table-12": 0,  # several classes, which the paper does not have
     "gafm-original-table-1": 2 * 6 * 2,
     "gafm-original-table-2": 2 * 5 * 2,
     "gafm-original-table-3": 2 * (4 + 4 + 2),
