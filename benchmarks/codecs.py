@@ -56,6 +56,7 @@ DISTANCE = [  # pipeline, learning rate, embeddings, gradients
     (1, "0.0025", "int2", "int2"),
     (1, "0.0025", "int4", "lowrank"),
     (2, "0.005", "none", "none"),
+    (2, "0.0025", "int4", "lowrank"),
     (3, "0.005", "none", "none"),
 ]
 
