@@ -201,7 +201,8 @@ def _medians(rows: Tensor, groups: Array) -> Array:
     Several times faster than np.median and torch.median, see benchmarks/meter_cost.py.
     """
     places = torch.from_numpy(groups.reshape(-1)).to(rows.device)
-    chosen = rows.index_select(-2, places).unflatten(-2, groups.shape)
+    chosen = rows.index_select(-2, places)
+    chosen = chosen.reshape(*rows.shape[:-2], *groups.shape, rows.shape[-1])
     columns = to_numpy(chosen.mT.contiguous())
     columns.sort(axis=-1)  # for floats as fast as a partition
     half = groups.shape[1] // 2
