@@ -137,7 +137,7 @@ class Int8(Codec):
         if not bool((scale >= 0.0).all()) or not bool(scale.isfinite().all()):
             raise ValueError("a scale that is negative, infinite or NaN")
         shifts = torch.arange(0, 8, self.bits, device=encoded.device)
-        codes = encoded[:, 4:, None] >> shifts.to(torch.uint8) & 2**self.bits - 1
+        codes = encoded[:, 4:, None] >> shifts.to(torch.uint8) & (1 << self.bits) - 1
         codes = codes.flatten(1)[:, :width]
         if bool((codes > 2 * self._largest).any()):
             raise ValueError("an entry that is larger than its scale allows")
