@@ -157,7 +157,9 @@ def final_metrics(records: pd.DataFrame) -> pd.DataFrame:
     found = found[
         found["epoch"] == found.groupby([RUN, "split"])["epoch"].transform("max")
     ]
-    return found.assign(name=found["split"] + "_" + found["metric"])
+    found = found.assign(name=found["split"] + "_" + found["metric"])
+    # An attack on an epoch records the model's own AUC on training rows, too.
+    return found.drop_duplicates([RUN, "name"], keep="last")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -155,6 +155,12 @@ class Training:
         if missing or "rows" not in reply.metrics:
             problem = f"its reply lacks its rows or gradients of {sorted(missing)}"
             raise PartyError(label, problem, _REMEDY, step)
+        if self._shows_labels:
+            found = reply.arrays
+            reply.arrays = {
+                n: found[n] for n in self.participants.passive if n in found
+            }
+            self._clean = {n: found.get(f"{CLEAN}/{n}", found[n]) for n in reply.arrays}
         gradients, measured = reply.arrays, reply.measured
         if not self.defender.idle:
             defending = time.perf_counter()
@@ -170,7 +176,6 @@ class Training:
                 late="late" in asked.config,
                 last=index == self.steps - 1,
             )
-            self._clean = gradients if self._shows_labels else {}
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
             measured = measured + own
             state.defense_seconds += time.perf_counter() - defending
@@ -212,7 +217,10 @@ class Training:
 
     def requests(self, **fields: Any) -> dict[str, Content]:
         """Return a request to every passive party, with the gradient that is due."""
-        gradients, labels, clean = self._gradients, self._labels, self._clean
+        labels, clean = self._labels, self._clean
+        arrays = {name: {GRADIENT: array} for name, array in self._gradients.items()}
+        for name in clean.keys() & arrays.keys():
+            arrays[name][CLEAN] = clean[name]
         fields["gradient_step"] = self.gradient_step
         self._gradients, self._clean = {}, {}
         self.gradient_step, self._labels = 0, None
@@ -220,11 +228,7 @@ class Training:
         return {
             name: Content(
                 dict(config),
-                {
-                    kind: known[name]
-                    for kind, known in ((GRADIENT, gradients), (CLEAN, clean))
-                    if name in known
-                },
+                arrays.get(name, {}),
                 labels=labels,
                 **fields,
             )

@@ -77,6 +77,7 @@ class LabelStep:
     metrics: dict[str, float]
     labels: Tensor
     measured: list[Measurement]
+    clean: dict[str, Tensor]  # before the defense
 
 
 class Party(ABC):

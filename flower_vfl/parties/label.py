@@ -268,7 +268,7 @@ class LabelParty(Party):
         self.step = step
         if self.imputer.row_index is not None:
             self.imputer.commit()
-        leaving = dict(zip(received, gradients, strict=True))
+        leaving = clean = dict(zip(received, gradients, strict=True))
         measured: list[Measurement] = []
         if not self.defender.idle:
             given, seen = (leaving, labels.classes, step, epoch), Seen(received, rows)
@@ -279,8 +279,8 @@ class LabelParty(Party):
         if self.cache is not None:
             kept = CachedBatch(step, rows, parts, gradients, labels.used)
             update_label(self, self._joiner, self.objective, self.cache, kept)
-        metrics = outcome.metrics
-        return LabelStep(leaving, loss, len(rows), metrics, labels.classes, measured)
+        found = outcome.metrics, labels.classes, measured, clean
+        return LabelStep(leaving, loss, len(rows), *found)
 
     def _train_linear(
         self, own: list[Tensor], received: list[Tensor], labels: Tensor

@@ -29,6 +29,7 @@ from . import replay
 from .checkpoints import keep, restore
 from .config import Greeting, TrainingConfig
 from .messages import (
+    CLEAN,
     GRADIENT,
     VERSION,
     Content,
@@ -319,6 +320,9 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
         embeddings = content.tensors(party.codec is not None)
         result = party.train_step(*at, embeddings, **late)
         arrays = {name: TensorArray(g) for name, g in result.gradients.items()}
+        if wants_labels and not party.defender.idle:
+            found = result.clean.items()
+            arrays |= {f"{CLEAN}/{name}": TensorArray(g) for name, g in found}
     else:
         embeddings = seals.embeddings(arrays, TRAINING, *at)
         result = party.train_step(*at, embeddings, **late)

@@ -278,8 +278,8 @@ def test_an_augmentation_of_ones_own_is_used() -> None:
 
     settings = replace(QUICK, steps=2, augmentations=3)
     settings.run(small_network(), x, y, 4, augment=augment)
-    # labelled and three views in each step of the attack, then the baseline
-    assert sizes == [8, 16, 16, 16] * 2 + [8, 8]
+    # the baseline, then labelled and three views in each step of the attack
+    assert sizes == [8, 8] + [8, 16, 16, 16] * 2
 
 
 def test_settings_and_data_that_cannot_work() -> None:

@@ -17,7 +17,7 @@ from flower_vfl.specs import split_specs
 # Where their papers claim success: gradients of a rare class, summed logits, embeddings
 # and models that separate the classes.
 GRADIENTS = "norm,cosine,mean:held_out=true,median:held_out=true,spectral,stale,"
-GRADIENTS += "similarity,similarity:known=false,exploit:steps=100"
+GRADIENTS += "similarity,similarity:known=false,exploit:steps=100,pooled:score=cosine"
 EMBEDDINGS = "embedding,similarity:on=embedding,similarity:on=embedding,known=false,"
 COMPLETION = "labels=20,steps=100,lambda_u=5,freeze_bottom=true,metric=auc"
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -19,8 +19,12 @@ from flower_vfl.simulations.capture import CAPTURE_FILE
 from flower_vfl.simulations.cli import report as report_command
 from flower_vfl.simulations.papers.experiments import load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND
-from flower_vfl.simulations.report import PICTURES_FOLDER, REPORT_FILE, write_report
-from flower_vfl.simulations.report import page as page_module
+from flower_vfl.simulations.report import (
+    PICTURES_FOLDER,
+    REPORT_FILE,
+    figures,
+    write_report,
+)
 from flower_vfl.simulations.report.charts import COLOURS, SERIES
 from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.report.figures import (
@@ -47,8 +51,8 @@ def plain_folder(study_folder: Path) -> Path:
 def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the charts, which take most of the time, for what is said in words."""
     for kind in ("tradeoff", "leak", "privacy", "utility", "gradient", "cost"):
-        monkeypatch.setattr(page_module, f"{kind}_figures", lambda report: [])
-    monkeypatch.setattr(page_module, "embedding_figures", lambda report: [])
+        monkeypatch.setattr(figures, f"{kind}_figures", lambda report: [])
+    monkeypatch.setattr(figures, "embedding_figures", lambda report: [])
 
 
 # --- what it says -----------------------------------------------------------------
@@ -308,9 +312,9 @@ def test_a_reproduced_table_stands_beside_the_paper(tmp_path: Path) -> None:
     _, page = read(write_report(tmp_path))
     heads = next(row for row in page.rows if row[0] == "row")
     assert len(heads) == 1 + 2 * len(experiment.shown)
-    for labels, figures in experiment.figures.items():
+    for labels, printed in experiment.figures.items():
         found = next(row for row in page.rows if row[0] == " / ".join(labels))
-        assert found[2::2] == [str(figure) for figure in figures]
+        assert found[2::2] == [str(figure) for figure in printed]
 
 
 def test_every_setting_has_a_look_of_its_own(plain_folder: Path) -> None:
