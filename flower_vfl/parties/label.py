@@ -279,8 +279,8 @@ class LabelParty(Party):
         if self.cache is not None:
             kept = CachedBatch(step, rows, parts, gradients, labels.used)
             update_label(self, self._joiner, self.objective, self.cache, kept)
-        found = outcome.metrics, labels.classes, measured, clean
-        return LabelStep(leaving, loss, len(rows), *found)
+        told = outcome.metrics, labels.classes, measured, clean
+        return LabelStep(leaving, loss, len(rows), *told)
 
     def _train_linear(
         self, own: list[Tensor], received: list[Tensor], labels: Tensor
