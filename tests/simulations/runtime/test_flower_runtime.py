@@ -31,6 +31,7 @@ clientapp = "dummy.client_app:app"
 
 [tool.flwr.app.config]
 fail = "nobody"
+nodes = 1
 result = ""
 
 [tool.flwr.app.config.table]
@@ -76,7 +77,7 @@ def main(grid, context):
     config = context.run_config
     if config["fail"] == "server":
         raise ValueError("the server was told to fail")
-    while not (nodes := list(grid.get_node_ids())):
+    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
         time.sleep(0.01)
     rounds = []
     for kind in ("query", "train"):
@@ -151,7 +152,7 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
 
     run_app(
         app,
-        run_config={"result": str(result), "table.text": text},
+        run_config={"result": str(result), "table.text": text, "nodes": 3},
         nodes=3,
         home=home,
         timeout=400,
@@ -241,7 +242,8 @@ def test_a_killed_caller_leaves_nothing(app: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_setting_is_named(app: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'epoch'; known: fail, result, table\.text"):
+    known = r"fail, nodes, result, table\.text"
+    with pytest.raises(ConfigError, match=f"'epoch'; known: {known}"):
         run_app(app, run_config={"epoch": 3}, nodes=1)
 
 
