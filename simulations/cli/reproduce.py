@@ -18,9 +18,11 @@ from ..papers.experiments import experiment_names, load_experiment
 from ..papers.reproduce import (
     KIND,
     RUN,
+    add_saved,
     measured,
     run_experiment,
     save_results,
+    saved_results,
     trials_of,
 )
 from ..papers.show import (
@@ -51,6 +53,9 @@ def reproduce(
     ] = False,
     quick: Annotated[
         bool, option("Smoke run: few rows, one epoch, one seed.", "--quick")
+    ] = False,
+    missing: Annotated[
+        bool, option("Run only what the saved results lack.", "--missing")
     ] = False,
     seeds: Annotated[int | None, option("Number of seeds per row.", min=1)] = None,
     workers: Workers = 1,
@@ -90,8 +95,11 @@ def reproduce(
     quiet, failed, documents, times = as_json or markdown, False, [], []
     for experiment in experiments:
         folder = out / f"{KIND}-{experiment.name}{'-quick' if quick else ''}"
-        study = run_experiment(experiment, folder, seeds, workers, quick, not quiet)
-        frame = measured(experiment, study, seeds)
+        saved = saved_results(experiment) if missing else pd.DataFrame()
+        study = run_experiment(
+            experiment, folder, seeds, workers, quick, not quiet, saved
+        )
+        frame = add_saved(experiment, measured(experiment, study, seeds), saved)
         spent = f"{minutes_of(frame):.1f}"
         times.append([experiment.name, str(frame[RUN].nunique()), spent])
         show_errors(study)
@@ -161,6 +169,7 @@ def _write_page(path: Path, folders: list[Path]) -> None:
             )
         experiment = load_experiment(study.extra["name"])
         frame: pd.DataFrame = measured(experiment, study, study.extra.get("seeds"))
+        frame = add_saved(experiment, frame, saved_results(experiment))
         print(f"kept {save_results(experiment, frame)}")
     path.write_text(results_page(), encoding="utf-8")
     print(f"wrote {path}")

@@ -59,11 +59,17 @@ def run_experiment(
     workers: int = 1,
     quick: bool = False,
     bar: bool = True,
+    saved: pd.DataFrame | None = None,
 ) -> Study:
-    """Run what a table lacks, after taking over runs of the tables beside it."""
+    """Run what a table lacks, after taking over runs of the tables beside it.
+
+    Runs of the `saved` results are not repeated.
+    """
     trials = trials_of(experiment, seeds)
     if not trials:
         raise ConfigError(f"'{experiment.name}' has no row that can be run here")
+    if saved is not None and not saved.empty:
+        trials = [each for each in trials if each.digest not in set(saved[RUN])]
     for trial in trials:
         _take_over(trial, folder)
     extra = {
@@ -130,6 +136,23 @@ def saved_results(experiment: Experiment, folder: Path | None = None) -> pd.Data
     if not path.is_file():
         return pd.DataFrame()
     return pd.read_csv(path, dtype=dict.fromkeys([*experiment.axes, RUN], str))
+
+
+def add_saved(
+    experiment: Experiment, frame: pd.DataFrame, saved: pd.DataFrame
+) -> pd.DataFrame:
+    """Return values with those of other saved runs whose settings have not changed."""
+    if saved.empty:
+        return frame
+    known = {trial.digest for trial in trials_of(experiment)} - set(frame[RUN])
+    other = saved[saved[RUN].isin(known)].reindex(columns=frame.columns)
+    both = pd.concat([frame, other]) if len(frame) else other
+    rows = [row.labels for row in experiment.rows]
+    place = [
+        rows.index(labels)
+        for labels in both[[*experiment.axes]].itertuples(False, None)
+    ]
+    return both.assign(place=place).sort_values(["place", SEED]).drop(columns="place")
 
 
 def save_results(
