@@ -10,12 +10,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cli_cases import call
+from scipy import stats
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
-from flower_vfl.simulations.papers.experiments import Claim, read_experiment
+from flower_vfl.simulations.papers.experiments import Claim, Column, read_experiment
 from flower_vfl.simulations.papers.reproduce import (
+    Cell,
+    add_saved,
     cells_of,
     judge,
     measured,
@@ -255,7 +258,8 @@ def frame_of(values: dict[str, list[float]]) -> pd.DataFrame:
         (0.95, 0.01, "missed"),
         (0.85, 0.2, "undecided"),  # within two standard errors
         (0.87, 0.01, "held"),  # 5.2 standard errors of three seeds
-        (0.88, 0.01, "undecided"),  # 3.5; Student's t asks for 4.5
+        (0.88, 0.01, "held"),  # 3.5
+        (0.89, 0.01, "undecided"),  # 1.7
     ],
 )
 def test_claims_and_differences_are_judged(
@@ -307,20 +311,46 @@ def test_rows_are_compared_by_seed(
 
 def test_limits_are_judged_by_the_error_of_a_mean(paper: Path) -> None:
     experiment = read_experiment(paper)
-    values = [0.88, 0.9, 0.92]  # standard error 0.0115, times 4.53 is 0.052
+    values = [0.88, 0.9, 0.92]  # standard error 0.0115, twice that 0.023
     cells = cells_of(experiment, frame_of({"none": values}))
 
     def says(**limits: float) -> str:
         claim = Claim("", "Cancer / none", "AUC", **limits)
         return judge(claim, experiment, cells).says
 
-    assert [says(least=limit) for limit in (0.84, 0.86, 0.96)] == [
+    assert [says(least=limit) for limit in (0.87, 0.88, 0.93)] == [
         "held",
         "undecided",
         "missed",
     ]
-    assert says(most=0.96) == "held" and says(least=0.84, most=0.84) == "missed"
+    assert says(most=0.93) == "held" and says(least=0.84, most=0.84) == "missed"
     assert says() == ""
+
+
+@pytest.mark.parametrize("runs", [2, 3, 10])
+def test_the_error_of_the_largest_value_is_that_of_normal_values(runs: int) -> None:
+    largest = stats.order_statistic(stats.Normal(), r=runs, n=runs)
+    values = tuple(stats.norm.rvs(size=runs, random_state=1))
+    cell = Cell(values, Column("best", "final", seeds="max"), "")
+    expected = largest.standard_deviation() * cell.deviation
+    assert cell.error == pytest.approx(expected, rel=2e-3)
+
+
+def test_only_missing_runs_are_made_and_saved_rows_are_kept(
+    paper: Path, tmp_path: Path
+) -> None:
+    experiment = read_experiment(paper, quick=True)
+    study = run_experiment(experiment, tmp_path / "all", bar=False)
+    frame = measured(experiment, study)
+    saved, lacking = frame.iloc[:1], frame.iloc[1:]
+    study = run_experiment(experiment, tmp_path / "part", bar=False, saved=saved)
+    assert [trial["digest"] for trial in study.trials] == list(lacking["run"])
+    both = add_saved(experiment, measured(experiment, study), saved)
+    values = both.drop(columns="seconds").reset_index(drop=True)
+    pd.testing.assert_frame_equal(values, frame.drop(columns="seconds"))
+    old = saved.assign(run="changed")  # its settings have changed since
+    kept = add_saved(experiment, lacking, old)
+    assert list(kept["run"]) == list(lacking["run"])
 
 
 def test_the_command_runs_a_table_and_writes_the_page(
