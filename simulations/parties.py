@@ -1,6 +1,7 @@
 """Build the parties of a run at their nodes."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -145,13 +146,16 @@ def _read_file(
     """Read a file as the settings say."""
     if is_label and not config.label_column:
         raise ConfigError(f"set label-column: the label of '{file}'")
-    rows = read_party_file(
+    path = Path(file)
+    written = path.stat() if path.is_file() else None
+    rows = _read_once(
+        written and (written.st_ino, written.st_mtime_ns, written.st_size),
         file,
         config.id_column,
         config.label_column if is_label else None,
-        parts(config.drop),
-        parts(config.missing),
-        config.task or None,  # type: ignore[arg-type]
+        tuple(parts(config.drop)),
+        tuple(parts(config.missing)),
+        config.task or None,
         "id" if new else "all",
     )
     if not config.normalise or config.alignment != NONE:  # an alignment does it
@@ -162,6 +166,12 @@ def _read_file(
         raise TableError(f"'{file}', column '{config.id_column}': {error}") from None
     change = NORMALISERS[config.normalise]
     return rows._replace(ids=np.array([change(str(each)) for each in rows.ids]))
+
+
+@lru_cache(maxsize=8)  # each run of a study reads the same files
+def _read_once(written: object, *arguments: Any) -> PartyFile:
+    """Read a file; `written` tells whether it has changed since."""
+    return read_party_file(*arguments)
 
 
 def check_files(config: RunConfig) -> list[str]:

@@ -3,11 +3,12 @@
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ _TEXTS = COLUMNS[:5]
 _TYPES = dict.fromkeys(_TEXTS, "str") | {"epoch": "int64", "step": "int64"}
 _TYPES |= {"value": "float64"}
 
+T = TypeVar("T")
 Document = dict[str, Any]
 Row = tuple[str, str, str, str, str, int, int, float]  # in the order of COLUMNS
 
@@ -114,11 +116,12 @@ def table(document: Mapping[str, Any]) -> pd.DataFrame:
     model completion.
     """
     try:
-        records = pd.DataFrame({name: document["records"][name] for name in COLUMNS})
-        whole = pd.DataFrame(list(_whole_run(document)), columns=COLUMNS)
-        return pd.concat(
-            [records.astype(_TYPES), whole.astype(_TYPES)], ignore_index=True
-        )
+        records, whole = document["records"], list(_whole_run(document))
+        columns = {
+            name: [*records[name], *(row[place] for row in whole)]
+            for place, name in enumerate(COLUMNS)
+        }
+        return pd.DataFrame(columns).astype(_TYPES)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"the records of a result are not what flower-vfl writes: {error!r}"
@@ -146,14 +149,30 @@ def _whole_run(document: Mapping[str, Any]) -> Iterator[Row]:
 def tables(documents: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """Return the tables of several runs as one; the column ``run`` has their keys."""
     found = {key: table(document) for key, document in documents.items()}
-    nothing = {"": table({"records": {name: [] for name in COLUMNS}})}
-    frame = pd.concat(found or nothing, names=[RUN])
+    found = found or {"": table({"records": {name: [] for name in COLUMNS}})}
+    frame = pd.concat(found, names=[RUN])
     return frame.reset_index(RUN).reset_index(drop=True)
 
 
+def kept_for_last(function: Callable[[pd.DataFrame], T]) -> Callable[[pd.DataFrame], T]:
+    """Keep what a function returned for the records that it was given last."""
+    last: tuple[pd.DataFrame, T] | None = None
+
+    @wraps(function)
+    def call(records: pd.DataFrame) -> T:
+        nonlocal last
+        if (known := last) is None or known[0] is not records:
+            last = known = records, function(records)
+        return known[1]
+
+    return call
+
+
+@kept_for_last
 def final_metrics(records: pd.DataFrame) -> pd.DataFrame:
     """Return the last evaluation of each run; a name is ``test_auc``."""
-    found = records.query("step > 0 and party == '' and attack == ''")
+    of_all = (records["party"] == "") & (records["attack"] == "")
+    found = records[of_all & (records["step"] > 0)]
     found = found[
         found["epoch"] == found.groupby([RUN, "split"])["epoch"].transform("max")
     ]

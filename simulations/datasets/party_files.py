@@ -278,13 +278,15 @@ def predictive_columns(
     if len(labels) < 10 * leaves:  # any column would do
         return []
     ranks = features.loc[labels.index].rank(method="dense").fillna(0)
+    truth = labels.to_numpy()
 
     def score(column: pd.Series[Any]) -> float:
         if not classes:
             return abs(column.corr(labels, method="spearman"))
         tree = DecisionTreeClassifier(max_leaf_nodes=leaves, class_weight="balanced")
-        guesses = tree.fit(column.to_frame(), labels).predict(column.to_frame())
-        return float(balanced_accuracy_score(labels, guesses))
+        values = column.to_numpy()[:, None]
+        guesses = tree.fit(values, truth).predict(values)
+        return float(balanced_accuracy_score(truth, guesses))
 
     varied = [str(name) for name in ranks if ranks[name].nunique() > 1]
     return [name for name in varied if score(ranks[name]) >= _PERFECT]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -45,7 +45,6 @@ BESIDE: dict[str, Any] = {
 }
 BESIDE["align"] = alt.expr("datum.side ? datum.side < 0 ? 'right' : 'left' : 'center'")
 TEMPLATES = Path(__file__).with_name("templates")
-Chart = TypeVar("Chart", alt.Chart, alt.LayerChart)
 
 
 @dataclass(frozen=True)
@@ -226,8 +225,8 @@ def tradeoff_chart(
     )
     layers.append(texts.encode(x=x.x(), y=y.y(), text="label:N"))
     told.append(alt.Tooltip("leaks:N"))
-    sized = _finished([*layers, _rings(base, told)], look, f"{y.title} and {x.title}")
-    return sized.properties(height=_HEIGHT)
+    title = f"{y.title} and {x.title}"
+    return _finished([*layers, _rings(base, told)], look, title, _HEIGHT)
 
 
 def labels_beside(
@@ -284,7 +283,7 @@ def scatter_chart(
         x=x.x(), y=y.y(), color=colour, shape=look.shape(), tooltip=told
     )
     points = points.transform_filter(shown).add_params(shown, _zoom())
-    return _sized(points, title, 190)
+    return points.properties(width="container", height=190, description=title)
 
 
 def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
@@ -310,8 +309,7 @@ def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
     spread = base.mark_errorbar(
         extent="stdev", color=css("soft"), thickness=2, rule={"strokeDash": [1, 0]}
     ).encode(x=alt.X("x:Q", title=title))
-    layered = alt.LayerChart(layer=[bars, spread]).add_params(_hidden())
-    return _sized(layered, title, alt.Step(34))
+    return _layered([bars, spread], title, alt.Step(34))
 
 
 def heat_map(
@@ -345,10 +343,10 @@ def heat_map(
     ink = alt.expr(f"datum.value > {low + 0.7 * (high - low)} ? 'white' : 'black'")
     short = "replace(format(datum.value, '.2f'), /^0/, '')"
     texts = base.mark_text(fontSize=9, color=ink, aria=False).encode(text="short:N")
-    layered = alt.LayerChart(layer=[rects, texts.transform_calculate(short=short)])
     if scores is not None:
-        layered = layered.add_params(alt.param(name="scores", value=dict(scores)))
-    return _sized(layered.add_params(_hidden()), title, alt.Step(18))
+        rects = rects.add_params(alt.param(name="scores", value=dict(scores)))
+    layers = [rects, texts.transform_calculate(short=short)]
+    return _layered(layers, title, alt.Step(18))
 
 
 def _dotted(ends: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[alt.Chart]:
@@ -389,11 +387,17 @@ def _rings(base: alt.Chart, told: list[alt.Tooltip]) -> alt.Chart:
     return rings
 
 
-def _finished(layers: list[alt.Chart], look: Look, title: str) -> alt.LayerChart:
+def _finished(
+    layers: list[alt.Chart], look: Look, title: str, height: int = 250
+) -> alt.LayerChart:
     layers[-1] = layers[-1].add_params(_zoom(), look.shown())
-    layered = alt.LayerChart(layer=layers).add_params(_hidden())
-    return _sized(layered, title, 250)
+    return _layered(layers, title, height)
 
 
-def _sized(chart: Chart, title: str, height: int | alt.Step) -> Chart:
-    return chart.properties(width="container", height=height, description=title)
+def _layered(
+    layers: list[alt.Chart], title: str, height: int | alt.Step
+) -> alt.LayerChart:
+    """Put layers together at once: Altair checks all of them again for each change."""
+    layers[0] = layers[0].add_params(_hidden())
+    size: dict[str, Any] = {"width": "container", "height": height}
+    return alt.LayerChart(layer=layers, description=title, **size)

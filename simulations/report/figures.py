@@ -328,9 +328,11 @@ def _principal(rows: Floats) -> Floats:
 
 def _neighbours(rows: Floats) -> Floats:
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=0)
+    known = {"init": "pca", "random_state": 0, "max_iter": 500}  # it changes no more
     with threadpool_limits(1):  # threads that wait for each other take 40 times as long
-        flat: Floats = tsne.fit_transform(rows.astype(np.float32))
+        flat: Floats = TSNE(2, perplexity=perplexity, **known).fit_transform(
+            rows.astype(np.float32)
+        )
     return flat
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.privacy.accountant import RUN_AUC_BOUND
-from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics
+from flower_vfl.simulations.results import COMPLETION, RUN, final_metrics, kept_for_last
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies.state import mean_leaks, of_an_epoch
 from flower_vfl.transform import AUC_BOUND
@@ -28,6 +28,7 @@ WHOLE_RUN = {
 _SPLITS = ("test", "valid", "train")
 
 
+@kept_for_last
 def utilities(records: pd.DataFrame) -> pd.DataFrame:
     """Return the main metric of each run: name, metric, value, regression."""
     found = final_metrics(records)
@@ -48,6 +49,7 @@ def main_metric(records: pd.DataFrame) -> str:
     return "" if names.empty else str(names.iloc[0])
 
 
+@kept_for_last
 def leaks(records: pd.DataFrame) -> pd.DataFrame:
     """Return the leak of every attack on every party, 0.5 (ρ: 0) where nothing leaks.
 
@@ -60,16 +62,19 @@ def leaks(records: pd.DataFrame) -> pd.DataFrame:
     """
     wide = mean_leaks(records, utilities(records)["regression"], RUN)
     coalition = wide["party"].str.contains("+", regex=False)
-    known = final_metrics(records).query("name == 'train_model_leak'")
+    known = final_metrics(records)
+    known = known[known["name"] == "train_model_leak"]
     told = known.drop_duplicates(RUN).set_index(RUN)["value"]
     model = wide[RUN].map(told).astype("float64")  # also where there is no leak
     beyond = (wide["leak"] - model).where(of_an_epoch(wide["attack"]))
     return wide.assign(coalition=coalition, beyond=beyond)
 
 
+@kept_for_last
 def largest_leaks(records: pd.DataFrame) -> pd.DataFrame:
     """Return what each attack finds at the party where it finds most, by run."""
-    found = leaks(records).query("layer == '' and not random and not coalition")
+    found = leaks(records)
+    found = found[(found["layer"] == "") & ~found["random"] & ~found["coalition"]]
     kinds = ["leak", "flipped", "beyond"]
     return found.groupby([RUN, "attack"], sort=False)[kinds].max().reset_index()
 
@@ -113,7 +118,7 @@ def bounds(records: pd.DataFrame) -> pd.Series[float]:
 
 def whole_run(records: pd.DataFrame, metric: str) -> pd.Series[float]:
     """Return a number that each run has once, e.g. ``seconds_step``."""
-    found = records.query("metric == @metric and epoch == 0")
+    found = records[(records["metric"] == metric) & (records["epoch"] == 0)]
     return found.set_index(RUN)["value"]
 
 

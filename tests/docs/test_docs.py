@@ -106,10 +106,10 @@ def test_examples_run_and_print_what_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = short(document)
-    if document != README:  # one study is drawn; the report has tests of its own
-        monkeypatch.setattr(options, "write_report", undrawn)
-        if name != "docs/report.md":
-            monkeypatch.setattr(report_command, "write_report", undrawn)
+    # The report of a study has tests of its own, and is drawn in test_docs_extension.
+    monkeypatch.setattr(options, "write_report", undrawn)
+    if name != "docs/report.md":
+        monkeypatch.setattr(report_command, "write_report", undrawn)
     blocks, never = shortened(blocks_of(document.read_text())), NEVER.get(name)
     count = run_document(blocks, name, capsys, workshop, never)
     assert count >= RUN_AT_LEAST.get(name, 0 if never else 1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
+import logging
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -16,6 +14,7 @@ import pytest
 import typer
 from docs_cases import ROOT
 
+from flower_vfl.simulations import plugins
 from flower_vfl.simulations.cli import main as cli
 from flower_vfl.simulations.config import RunConfig, key
 
@@ -44,13 +43,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing = [name for name in NEEDED if _is_missing(name)]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: pip install '.[docs]'")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
+    logging.disable(logging.NOTSET)  # mkdocs counts its warnings in the log
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        patch.setenv(plugins.VARIABLE, "")
+        config = load_config(
+            str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder)
+        )
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+        config.plugins.on_shutdown()
     return folder
 
 

@@ -75,8 +75,6 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
-    if config["fail"] == "server":
-        raise ValueError("the server was told to fail")
     while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
         time.sleep(0.01)
     rounds = []
@@ -99,6 +97,8 @@ def main(grid, context):
     )
     while config["fail"] == "never end":
         time.sleep(0.1)
+    if config["fail"] == "server":
+        raise ValueError("the server was told to fail")
 """
 
 flower = pytest.mark.flower
@@ -138,7 +138,10 @@ def files_in(folder: Path) -> set[Path]:
 
 @flower
 @needs_proc
-def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) -> None:
+def test_a_run_exchanges_messages_fails_and_leaves_nothing(
+    app: Path, tmp_path: Path
+) -> None:
+    """Runs that do not fail are those of test_app."""
     home, result = tmp_path / "home", tmp_path / "result.json"
     text = 'a "quoted" text = with spaces, a \\ and an é'
     before = files_in(app)
@@ -150,14 +153,10 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
         if line == "finished query":
             during.update(processes_of(home))
 
-    run_app(
-        app,
-        run_config={"result": str(result), "table.text": text, "nodes": 3},
-        nodes=3,
-        home=home,
-        timeout=400,
-        on_line=on_line,
-    )
+    settings = {"result": str(result), "table.text": text, "nodes": 3, "fail": "server"}
+    given = {"nodes": 3, "home": home, "timeout": 400, "on_line": on_line}
+    with pytest.raises(VerticalError, match="the server was told to fail"):
+        run_app(app, run_config=settings, **given)
 
     assert json.loads(result.read_text()) == {
         "rounds": [[[[2.0, 4.0], 1]] * 3, [[[2.0, 4.0], 2]] * 3],
@@ -174,17 +173,13 @@ def test_a_run_exchanges_messages_and_leaves_nothing(app: Path, tmp_path: Path) 
     assert (home / "superlink.log").exists()
 
 
+@pytest.mark.extra
 @flower
 @needs_proc
-@pytest.mark.parametrize(
-    "who", ["server", pytest.param("client", marks=pytest.mark.extra)]
-)
-def test_the_error_of_a_failed_run_is_raised(
-    app: Path, tmp_path: Path, who: str
-) -> None:
+def test_the_error_of_a_client_is_raised(app: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with pytest.raises(VerticalError, match=f"the {who} was told to fail"):
-        run_app(app, run_config={"fail": who}, nodes=1, home=home, timeout=400)
+    with pytest.raises(VerticalError, match="the client was told to fail"):
+        run_app(app, run_config={"fail": "client"}, nodes=1, home=home, timeout=400)
     assert processes_of(home) == set()
 
 
