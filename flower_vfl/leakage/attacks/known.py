@@ -53,20 +53,21 @@ def rows_and_norms(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and their norms, in a precision that distances and cosines need."""
     rows = as_rows(gradient)
     norms = finite_norms(rows)
-    if norms.dtype == torch.float32 and _clustered(rows, to_numpy(norms)):
+    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)).any():
         norms = finite_norms(rows.double())
     return rows.to(norms.dtype), norms
 
 
-def _clustered(rows: Tensor, norms: Array) -> bool:
-    """Return whether rows are close together and far from zero.
+def clustered(rows: Tensor, norms: Array) -> Array:
+    """Return whether rows are close together and far from zero, of each party.
 
     Their differences need more digits than single precision has.
     """
-    most = 0.99 * float(norms @ norms) / len(norms)
-    if (float(norms.sum()) / len(norms)) ** 2 <= most:  # not less than the mean row's
-        return False
-    return float(rows.mean(dim=0).square().sum()) > most
+    most = 0.99 * np.square(norms, dtype=np.float64).mean(axis=-1)
+    if (np.square(norms.mean(axis=-1)) <= most).all():  # not less than the mean row's
+        return np.zeros_like(most, dtype=bool)
+    near: Array = to_numpy(rows.mean(dim=-2).square().sum(dim=-1)) > most
+    return near
 
 
 def to_numpy(tensor: Tensor) -> Array:
@@ -199,7 +200,7 @@ def attacker(
             f"one after it {tuple(gradient.shape)}"
         )
     rows, norms = rows_and_norms(gradient)
-    before = rows if clean is None else as_rows(clean)
+    before = rows if clean is None or clean is gradient else as_rows(clean)
     if embedding is not None and len(embedding) != len(rows):
         raise ConfigError(f"got {len(embedding)} embeddings for {len(rows)} rows")
     sent = None if embedding is None else as_rows(embedding.detach())

@@ -288,5 +288,5 @@ class MedianAttack(MeanAttack):
         """Return the median of each group of rows."""
         if self.sample != "auto":
             return class_medians(rows, groups, self.sample)
-        large = rows.ndim == 2 and rows.numel() > _LARGE  # stacked gradients are small
+        large = rows.shape[-2] * rows.shape[-1] > _LARGE
         return class_medians(rows, groups, _ENOUGH if large else None)
