@@ -53,21 +53,21 @@ def rows_and_norms(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and their norms, in a precision that distances and cosines need."""
     rows = as_rows(gradient)
     norms = finite_norms(rows)
-    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)).any():
+    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
         norms = finite_norms(rows.double())
     return rows.to(norms.dtype), norms
 
 
-def clustered(rows: Tensor, norms: Array) -> Array:
-    """Return whether rows are close together and far from zero, of each party.
+def clustered(rows: Tensor, norms: Array) -> bool:
+    """Return whether rows are close together and far from zero, of any party.
 
     Their differences need more digits than single precision has.
     """
-    most = 0.99 * np.square(norms, dtype=np.float64).mean(axis=-1)
-    if (np.square(norms.mean(axis=-1)) <= most).all():  # not less than the mean row's
-        return np.zeros_like(most, dtype=bool)
-    near: Array = to_numpy(rows.mean(dim=-2).square().sum(dim=-1)) > most
-    return near
+    squares = np.square(norms).mean(axis=-1)
+    if (np.square(norms.mean(axis=-1)) <= 0.99 * squares).all():
+        return False  # the mean row is not longer than the mean norm
+    means = to_numpy(rows.mean(dim=-2))
+    return bool((np.square(means).sum(axis=-1) > 0.99 * squares).any())
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -112,7 +113,7 @@ def _leaks(
         return []
     if norms.dtype != rows.dtype:
         return []
-    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)).any():
+    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
         return []
     given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
     known = _Stacked(*given, norms, clean)
@@ -123,7 +124,29 @@ def _leaks(
 
 def _stack(gradients: Sequence[Tensor]) -> Tensor:
     """Return gradients as rows in a safe precision, (parties, rows, width)."""
-    stacked = torch.stack([gradient.detach() for gradient in gradients]).flatten(2)
-    if stacked[0].numel() <= SMALL:
-        return stacked.double()
+    flat = [gradient.detach().flatten(1) for gradient in gradients]
+    if flat[0].numel() <= SMALL:
+        return torch.stack(flat).double()
+    stacked = _view(flat)
+    stacked = torch.stack(flat) if stacked is None else stacked
     return stacked.float() if stacked.itemsize < 4 else stacked
+
+
+def _view(gradients: Sequence[Tensor]) -> Tensor | None:
+    """Return parts of one tensor as a stack without a copy, if there is a way.
+
+    The gradients of concatenated embeddings are such parts, and those of a sum.
+    """
+    first, places = gradients[0], [each.data_ptr() for each in gradients]
+    steps = {b - a for a, b in pairwise(places)} or {0}
+    whole = first.untyped_storage().data_ptr()
+    if len(steps) > 1 or min(steps) < 0:
+        return None
+    if any(
+        each.untyped_storage().data_ptr() != whole or each.stride() != first.stride()
+        for each in gradients
+    ):
+        return None
+    return first.as_strided(
+        (len(gradients), *first.shape), (min(steps) // first.itemsize, *first.stride())
+    )
