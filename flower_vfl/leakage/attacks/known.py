@@ -63,11 +63,12 @@ def clustered(rows: Tensor, norms: Array) -> bool:
 
     Their differences need more digits than single precision has.
     """
-    squares = np.square(norms).mean(axis=-1)
-    if (np.square(norms.mean(axis=-1)) <= 0.99 * squares).all():
+    count = norms.shape[-1]
+    most = 0.99 * np.square(norms).sum(axis=-1) / count
+    if (np.square(norms.sum(axis=-1) / count) <= most).all():
         return False  # the mean row is not longer than the mean norm
-    means = to_numpy(rows.mean(dim=-2))
-    return bool((np.square(means).sum(axis=-1) > 0.99 * squares).any())
+    mean = to_numpy(rows.mean(dim=-2))
+    return bool((np.square(mean).sum(axis=-1) > most).any())
 
 
 def to_numpy(tensor: Tensor) -> Array:
