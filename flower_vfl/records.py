@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import Any, Self
 
+Kind = tuple[str, str, str, str]  # metric, party, attack, layer
 _ROW = struct.Struct("=Iqd")  # number of a kind, step, value
 _IN_MEMORY = 1 << 20  # bytes of records before a temporary file takes them
 COLUMNS = ("metric", "party", "attack", "layer", "step", "value")
@@ -64,7 +65,7 @@ class Records:
     """
 
     def __init__(self, records: Iterable[Measurement] = ()) -> None:
-        self._kinds: dict[tuple[str, str, str, str], int] = {}
+        self._kinds: dict[Kind, int] = {}
         self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         self += records
 
@@ -87,11 +88,15 @@ class Records:
 
     def since(self, first: int) -> Iterator[Measurement]:
         """Return the records without the first ones."""
+        for (metric, *where), step, value in self.rows(first):
+            yield Measurement(metric, value, step, *where)
+
+    def rows(self, first: int) -> Iterator[tuple[Kind, int, float]]:
+        """Return kind, step and value of each record without the first ones."""
         self._file.seek(first * _ROW.size)
         kinds = list(self._kinds)
         for number, step, value in _ROW.iter_unpack(self._file.read()):
-            metric, *where = kinds[number]
-            yield Measurement(metric, value, step, *where)
+            yield kinds[number], step, value
 
 
 def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from flower_vfl.privacy.accountant import (
     Guarantee,
     guarantee_of_run,
 )
-from flower_vfl.records import Measurement, Records, from_columns, to_columns
+from flower_vfl.records import Kind, Measurement, Records, from_columns, to_columns
 from flower_vfl.transform import AUC_BOUND
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -91,11 +90,12 @@ class RunState:
             for metrics, size in self.steps
             for name, value in metrics.items()
         ]
-        named += [
-            (sys.intern(each.name), each.value, self.rows.get(each.step, 0.0))
-            for each in self.records.since(self.first)
-            if each.step in self.rows
-        ]
+        names: dict[Kind, str] = {}
+        for kind, step, value in self.records.rows(self.first):
+            if step in self.rows:
+                if kind not in names:
+                    names[kind] = Measurement(kind[0], 0.0, 0, *kind[1:]).name
+                named.append((names[kind], value, self.rows[step]))
         for name, value, size in named:
             sums[name] = sums.get(name, 0.0) + value * size
             rows[name] = rows.get(name, 0.0) + size
@@ -122,9 +122,9 @@ class RunState:
         A row is in one batch of an epoch. A step without a bound has no limit.
         """
         known: dict[str, dict[tuple[str, int], float]] = {AUC_BOUND: {}, SUM_KL: {}}
-        for each in self.records.since(self.first):
-            if each.metric in known:
-                known[each.metric][each.party, each.step] = each.value
+        for (metric, party, *_), step, value in self.records.rows(self.first):
+            if metric in known:
+                known[metric][party, step] = value
         if not known[AUC_BOUND] and not self.sum_kl:
             return  # no Marvell so far
         before = math.inf if self.train and not self.sum_kl else 0.0

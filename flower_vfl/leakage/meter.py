@@ -22,7 +22,7 @@ from flower_vfl.leakage.attacks.registry import (
     build_attack,
     leaks,
 )
-from flower_vfl.leakage.attacks.stacked import stacked_scores
+from flower_vfl.leakage.attacks.stacked import stacked_leaks
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import generator
 from flower_vfl.records import Measurement
@@ -137,24 +137,22 @@ class LeakageMeter:
         if not batches:
             return []
         at_fault = " and ".join(gradients)
-        scored = []
         try:
             read = GroupedLabels.read(self.task, labels)
-            stacked = stacked_scores(self.built, read, batches)
+            found = stacked_leaks(self.built, read, batches)
             for number, batch in enumerate(batches):
-                if number in stacked:
-                    scored.append(stacked[number])
-                    continue
-                at_fault = batch.party
-                given = batch.gradient, batch.clean, batch.embedding
-                rows, known = attacker(read, *given)
-                scored.append((known, attack_scores(self.built, rows, known)))
+                if number not in found:
+                    at_fault = batch.party
+                    given = batch.gradient, batch.clean, batch.embedding
+                    rows, known = attacker(read, *given)
+                    scores = attack_scores(self.built, rows, known)
+                    found[number] = leaks(self.built, scores, known)
         except ConfigError as error:
             raise PartyError(at_fault, str(error), REMEDY, step) from error
         return [
             Measurement(metric + batch.kind, value, step, batch.party, attack, layer)
-            for batch, found in zip(batches, leaks(self.built, scored), strict=True)
-            for attack, pair in zip(self.attacks, found, strict=True)
+            for number, batch in enumerate(batches)
+            for attack, pair in zip(self.attacks, found[number], strict=True)
             if not math.isnan(pair[0])
             for metric, value in zip((LEAK, FLIPPED), pair, strict=True)
         ]

@@ -137,7 +137,10 @@ class Content:
         if self.metrics:
             records[_METRICS] = MetricRecord(dict(self.metrics))
         if self.measured:
-            records[_MEASURED] = ConfigRecord(cast(Any, to_columns(self.measured)))
+            records[_MEASURED] = ConfigRecord.__new__(ConfigRecord)
+            columns = to_columns(self.measured)
+            columns["value"] = [*map(float, columns["value"])]
+            records[_MEASURED].__dict__.update(_NO_CONFIG, _data=columns)
         if self.labels is not None:
             records[_LABELS] = ArrayRecord({"labels": self.labels})
         found = RecordDict.__new__(RecordDict)

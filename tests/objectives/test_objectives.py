@@ -183,6 +183,16 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
         }
     )
     assert 0.5 < found["auc"] < 1.0
+    scores = scores.round(1)  # has ties
+    scores[0] = 1.0 - labels[0]  # has no likelihood
+    found = binary_metrics(scores, labels)
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert found["loss"] == pytest.approx(log_loss(labels, scores), abs=1e-12)
+
+
+def test_predictions_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ConfigError, match="missing or infinite"):
+        binary_metrics(np.array([0.2, np.nan]), np.array([0.0, 1.0]))
 
 
 def test_the_auc_of_one_class_is_left_out() -> None:

@@ -58,8 +58,8 @@ class CosineAttack:
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return the cosines, with one column per class of a multi-class task."""
         if gradient.ndim > 2:  # of several parties
-            parties = torch.arange(len(gradient), device=gradient.device)
-            positive = known.clean[parties, known.examples].unsqueeze(1)
+            pairs = zip(known.clean, known.examples, strict=True)
+            positive = torch.stack([clean[row, None] for clean, row in pairs])
         else:
             positive = torch.stack([known.clean[i] for i in known.examples])
         cosines = _cosines(gradient, known.norms, positive)

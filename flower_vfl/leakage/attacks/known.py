@@ -53,20 +53,22 @@ def rows_and_norms(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and their norms, in a precision that distances and cosines need."""
     rows = as_rows(gradient)
     norms = finite_norms(rows)
-    if norms.dtype == torch.float32 and _clustered(rows, to_numpy(norms)):
+    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
         norms = finite_norms(rows.double())
     return rows.to(norms.dtype), norms
 
 
-def _clustered(rows: Tensor, norms: Array) -> bool:
-    """Return whether rows are close together and far from zero.
+def clustered(rows: Tensor, norms: Array) -> bool:
+    """Return whether rows are close together and far from zero, of any party.
 
     Their differences need more digits than single precision has.
     """
-    most = 0.99 * float(norms @ norms) / len(norms)
-    if (float(norms.sum()) / len(norms)) ** 2 <= most:  # not less than the mean row's
-        return False
-    return float(rows.mean(dim=0).square().sum()) > most
+    count = norms.shape[-1]
+    most = 0.99 * np.square(norms).sum(axis=-1) / count
+    if (np.square(norms.sum(axis=-1) / count) <= most).all():
+        return False  # the mean row is not longer than the mean norm
+    mean = to_numpy(rows.mean(dim=-2))
+    return bool((np.square(mean).sum(axis=-1) > most).any())
 
 
 def to_numpy(tensor: Tensor) -> Array:
@@ -199,7 +201,7 @@ def attacker(
             f"one after it {tuple(gradient.shape)}"
         )
     rows, norms = rows_and_norms(gradient)
-    before = rows if clean is None else as_rows(clean)
+    before = rows if clean is None or clean is gradient else as_rows(clean)
     if embedding is not None and len(embedding) != len(rows):
         raise ConfigError(f"got {len(embedding)} embeddings for {len(rows)} rows")
     sent = None if embedding is None else as_rows(embedding.detach())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,19 +120,12 @@ def _checked(attack: ScoreAttack, rows: Tensor, known: Known) -> Tensor:
 
 
 def leaks(
-    attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
-) -> list[list[Pair]]:
-    """Return raw and flipped leak by attack and party; known rows do not count."""
-    known = scored[0][0]
+    attacks: Sequence[ScoreAttack], scores: Sequence[Tensor], known: Known
+) -> list[Pair]:
+    """Return raw and flipped leak of each attack; known rows do not count."""
     if known.constant:
-        return [[(math.nan, math.nan)] * len(attacks) for _ in scored]
-    flat = all(score.ndim == 1 for _, scores in scored for score in scores)
-    if known.task == "binary" and flat:
-        return _binary_leaks(attacks, scored)
-    return [
-        [_leak(a, score, known) for a, score in zip(attacks, scores, strict=True)]
-        for known, scores in scored
-    ]
+        return [(math.nan, math.nan)] * len(attacks)
+    return [_leak(a, each, known) for a, each in zip(attacks, scores, strict=True)]
 
 
 def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
@@ -144,24 +138,27 @@ def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
     return leak_pair(scores, labels, len(known.classes))
 
 
-def _binary_leaks(
-    attacks: Sequence[ScoreAttack], scored: Sequence[tuple[Known, Sequence[Tensor]]]
+def binary_leaks(
+    attacks: Sequence[ScoreAttack], scores: Tensor, known: Known
 ) -> list[list[Pair]]:
-    """Return :func:`_leak` of all parties from one sort (benchmarks/meter_cost.py)."""
-    positive = scored[0][0].labels == 1
-    table = torch.stack([score for _, scores in scored for score in scores])
-    aucs = roc_auc(table, positive).reshape(len(scored), -1).tolist()
-    for own, (known, scores) in zip(aucs, scored, strict=True):
-        for i, attack in enumerate(attacks):
-            if getattr(attack, "knows_examples", False):
-                args = to_numpy(scores[i]), to_numpy(positive), known.examples[0]
-                own[i] = _without_example(own[i], *args)
-    return [[(auc, max(auc, 1.0 - auc)) for auc in own] for own in aucs]
+    """Return :func:`_leak` of all parties from one sort (benchmarks/meter_cost.py).
+
+    Scores are (parties, attacks, rows), and `known` has one example of each party.
+    """
+    aucs = to_numpy(roc_auc(scores, known.labels == 1))
+    for i, attack in enumerate(attacks):
+        if getattr(attack, "knows_examples", False):
+            aucs[:, i] = _without_examples(aucs[:, i], to_numpy(scores[:, i]), known)
+    flipped = np.maximum(aucs, 1.0 - aucs).tolist()
+    pairs = zip(aucs.tolist(), flipped, strict=True)
+    return [list(zip(*both, strict=True)) for both in pairs]
 
 
-def _without_example(auc: float, scores: Array, positive: Array, example: int) -> float:
-    """Return an AUC without the pairs of one positive row."""
-    negative, own = scores[~positive], scores[example]
-    pairs = (len(scores) - len(negative) - 1) * len(negative)
-    wins = float((negative < own).sum() + 0.5 * (negative == own).sum())
-    return (auc * (pairs + len(negative)) - wins) / pairs if pairs else math.nan
+def _without_examples(aucs: Array, scores: Array, known: Known) -> Array:
+    """Return AUCs without the pairs of one positive row of each party."""
+    zeros, ones = known.groups
+    negative, own = scores[:, zeros], scores[range(len(scores)), known.examples, None]
+    wins = (negative < own).sum(axis=1) + 0.5 * (negative == own).sum(axis=1)
+    pairs = (len(ones) - 1) * len(zeros)
+    found: Array = aucs * (pairs + len(zeros)) - wins
+    return found / pairs if pairs else found * math.nan

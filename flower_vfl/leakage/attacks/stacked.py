@@ -1,27 +1,28 @@
-"""Scores of several parties at once: small gradients of one shape, stacked.
+"""Leaks of several parties at once: gradients of one shape, stacked.
 
-One by one, most of the time of an attack on a small gradient is that of the calls.
+One by one, most of the time of an attack on a gradient is that of the calls.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.leakage.auc import Pair
 
 from .cosine import CosineAttack
-from .known import SMALL, GroupedLabels, Known, finite_norms
+from .known import SMALL, GroupedLabels, Known, clustered, finite_norms, to_numpy
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
-from .registry import ScoreAttack
+from .registry import ScoreAttack, binary_leaks
 
-Scored = tuple[Known, list[Tensor]]
-_LEAST, _ENTRIES = 2, 2**18  # parties of a stack; numbers of a stack, for the cache
+_ENTRIES = 2**18  # numbers of a stack, for the cache
 
 
 class Attacked(Protocol):
@@ -47,37 +48,44 @@ class Attacked(Protocol):
 class _Stacked(Known):
     """What the attackers of several parties know: norms and gradients are stacked."""
 
-    parties: Sequence[Known] = ()
-
     @cached_property
     def examples(self) -> list[int]:
         """Number of the row of each party whose clean gradient is known."""
-        return [known.examples[0] for known in self.parties]
+        group = self.groups[1]
+        if not to_numpy(self.clean[:, group[0]]).any(axis=1).all():
+            nonzero = to_numpy(self.clean[:, group]).any(axis=2)
+            return [int(row) for row in group[nonzero.argmax(axis=1)]]
+        return [int(group[0])] * len(self.clean)
 
 
-def stacked_scores(
+def stacked_leaks(
     attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[Attacked]
-) -> dict[int, Scored]:
-    """Return the scores of the batches that can be stacked, by their position."""
-    unfit = labels.task != "binary" or labels.constant or not len(labels.labels)
-    if len(batches) < _LEAST or unfit or not all(map(_stacks, attacks)):
+) -> dict[int, list[Pair]]:
+    """Return the leaks of the batches that can be stacked, by their position."""
+    unfit = labels.task != "binary" or labels.constant
+    if unfit or not all(map(_stacks, attacks)):
         return {}
     shapes: dict[object, list[int]] = {}
     for number, batch in enumerate(batches):
         gradient, clean = batch.gradient, batch.clean
         rows = gradient.ndim > 1 and len(gradient) == len(labels.labels)
         alike = clean is None or clean.shape == gradient.shape
-        small = rows and 0 < gradient.numel() <= SMALL and batch.embedding is None
-        if small and alike and gradient.is_floating_point():
-            kind = gradient.shape, gradient.dtype, gradient.device, clean is gradient
-            shapes.setdefault((*kind, clean is None), []).append(number)
-    found: dict[int, Scored] = {}
-    for numbers in shapes.values():
+        alone = batch.embedding is None and gradient.numel() > 0
+        if rows and alike and alone and gradient.is_floating_point():
+            kind = gradient.shape, gradient.dtype, gradient.device
+            own = clean is None or clean is gradient
+            shapes.setdefault((*kind, own), []).append(number)
+    found: dict[int, list[Pair]] = {}
+    for (*_, own), numbers in shapes.items():
         size = max(1, _ENTRIES // batches[numbers[0]].gradient.numel())
-        for start in range(0, len(numbers) if len(numbers) >= _LEAST else 0, size):
+        for start in range(0, len(numbers), size):
             part = numbers[start : start + size]
-            scored = _scores(attacks, labels, [batches[number] for number in part])
-            found |= dict(zip(part, scored, strict=False))  # none if not finite
+            rows = _stack([batches[number].gradient for number in part])
+            before = rows
+            if not own:
+                before = _stack([batches[number].clean for number in part])
+            leaks = _leaks(attacks, labels, rows, before)
+            found |= dict(zip(part, leaks, strict=False))  # none if one by one
     return found
 
 
@@ -91,33 +99,54 @@ def _stacks(attack: ScoreAttack) -> bool:
     return norm or isinstance(attack, CosineAttack)
 
 
-def _scores(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[Attacked]
-) -> list[Scored]:
-    """Return the scores of each party; none if a gradient is not finite.
+def _leaks(
+    attacks: Sequence[ScoreAttack], labels: GroupedLabels, rows: Tensor, clean: Tensor
+) -> list[list[Pair]]:
+    """Return the leaks of each party, or none if one of them needs a closer look.
 
-    Then the parties are measured one by one, which names the one at fault.
+    Then the parties are measured one by one, which names one that is not finite, and
+    finds the precision that each of them needs.
     """
-    rows = _stack([batch.gradient for batch in batches])
-    clean = [each.gradient if each.clean is None else each.clean for each in batches]
-    same = all(c is b.gradient for c, b in zip(clean, batches, strict=True))
-    before = rows if same else _stack(clean)
-    given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
     try:
         norms = finite_norms(rows)
-        pairs = zip(norms, before, strict=True)
-        parties = [Known(*given, *pair) for pair in pairs]
-        known = _Stacked(*given, norms, before, None, parties)
-        by_attack = [attack(rows, known) for attack in attacks]
-        if not all(math.isfinite(float(scores.sum())) for scores in by_attack):
-            return []
     except ConfigError:
         return []
-    scores = zip(*(each.unbind() for each in by_attack), strict=True)
-    return [(own, list(each)) for own, each in zip(parties, scores, strict=True)]
+    if norms.dtype != rows.dtype:
+        return []
+    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
+        return []
+    given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
+    known = _Stacked(*given, norms, clean)
+    scores = torch.stack([attack(rows, known) for attack in attacks], dim=1)
+    finite = math.isfinite(float(scores.sum()))
+    return binary_leaks(attacks, scores, known) if finite else []
 
 
 def _stack(gradients: Sequence[Tensor]) -> Tensor:
-    """Return gradients as double precision rows, (parties, rows, width)."""
-    stacked = torch.stack([gradient.detach() for gradient in gradients])
-    return stacked.flatten(2).double()
+    """Return gradients as rows in a safe precision, (parties, rows, width)."""
+    flat = [gradient.detach().flatten(1) for gradient in gradients]
+    if flat[0].numel() <= SMALL:
+        return torch.stack(flat).double()
+    stacked = _view(flat)
+    stacked = torch.stack(flat) if stacked is None else stacked
+    return stacked.float() if stacked.itemsize < 4 else stacked
+
+
+def _view(gradients: Sequence[Tensor]) -> Tensor | None:
+    """Return parts of one tensor as a stack without a copy, if there is a way.
+
+    The gradients of concatenated embeddings are such parts, and those of a sum.
+    """
+    first, places = gradients[0], [each.data_ptr() for each in gradients]
+    steps = {b - a for a, b in pairwise(places)} or {0}
+    whole = first.untyped_storage().data_ptr()
+    if len(steps) > 1 or min(steps) < 0:
+        return None
+    if any(
+        each.untyped_storage().data_ptr() != whole or each.stride() != first.stride()
+        for each in gradients
+    ):
+        return None
+    return first.as_strided(
+        (len(gradients), *first.shape), (min(steps) // first.itemsize, *first.stride())
+    )

@@ -17,11 +17,11 @@ from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS, Known, LeakageMeter, norm_attack
 from flower_vfl.leakage.attacks.known import GroupedLabels, attacker
 from flower_vfl.leakage.attacks.registry import (
-    _binary_leaks,
-    _leak,
     attack_scores,
+    binary_leaks,
     build_attack,
     fits,
+    leaks,
 )
 
 
@@ -134,17 +134,11 @@ def test_one_sort_gives_the_same_as_one_attack_at_a_time(seed: int) -> None:
     names = ("norm", "cosine", "mean", "mean:hard=true", "spectral")
     attacks = [build_attack(name, "binary") for name in names]
     labels = torch.randint(2, (60,), generator=torch.Generator().manual_seed(seed))
-    batch, scored = GroupedLabels.read("binary", labels), []
+    batch = GroupedLabels.read("binary", labels)
     for width in (1, 3, 300):
         gradient, _ = case(60, width, seed=seed)
         rows, known = attacker(batch, gradient.round(decimals=3))  # has ties
-        scored.append((known, attack_scores(attacks, rows, known)))
-    expected = [
-        [
-            _leak(attack, score, known)[0]
-            for attack, score in zip(attacks, scores, strict=True)
-        ]
-        for known, scores in scored
-    ]
-    found = [[pair[0] for pair in pairs] for pairs in _binary_leaks(attacks, scored)]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        scores = attack_scores(attacks, rows, known)
+        found = binary_leaks(attacks, torch.stack(scores).unsqueeze(0), known)
+        expected = leaks(attacks, scores, known)
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-12)

@@ -1,13 +1,16 @@
-"""Scores of many parties at once are those of each party by itself."""
+"""Leaks of many parties at once are those of each party by itself."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import PartyError
-from flower_vfl.leakage.attacks import stacked
+from flower_vfl.leakage.attacks.stacked import stacked_leaks
+from flower_vfl.leakage.auc import Pair
 from flower_vfl.leakage.meter import LeakageMeter
 
 ATTACKS = ("norm", "cosine", "mean", "median", "mean:hard=true", "median:held_out=true")
@@ -25,8 +28,33 @@ def gradients(width: int = 3) -> tuple[dict[str, Tensor], Tensor]:
     return found, labels
 
 
+def measure(
+    meter: LeakageMeter,
+    noisy: dict[str, Tensor],
+    labels: Tensor,
+    clean: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
+    """Compare stacked with single gradients; return how many were stacked."""
+    stacked = []
+
+    def count(*given: Any) -> dict[int, list[Pair]]:
+        found = stacked_leaks(*given)
+        stacked.append(len(found))
+        return found
+
+    monkeypatch.setattr("flower_vfl.leakage.meter.stacked_leaks", count)
+    together = meter.measure(noisy, labels, 1, clean)
+    monkeypatch.setattr("flower_vfl.leakage.meter.stacked_leaks", lambda *given: {})
+    alone = meter.measure(noisy, labels, 1, clean)
+    assert [each.name for each in together] == [each.name for each in alone]
+    values = [[each.value for each in found] for found in (together, alone)]
+    assert values[0] == pytest.approx(values[1], abs=1e-9)
+    return stacked[0]
+
+
 @pytest.mark.parametrize("defended", [False, True])
-def test_stacked_scores_find_what_single_ones_find(
+def test_stacked_leaks_are_those_of_single_gradients(
     defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy, labels = gradients()
@@ -38,23 +66,42 @@ def test_stacked_scores_find_what_single_ones_find(
     noisy["bank-1"] = noisy["bank-2"] * 1e-20  # squares vanish
     noisy["bank-0"], clean["bank-0"] = noisy["bank-0"][:, :2], clean["bank-0"][:, :2]
     meter = LeakageMeter(ATTACKS, baseline=True)
-    scored = []
+    given = noisy, labels, clean, monkeypatch
+    assert measure(meter, *given) == 2 * PARTIES  # and their random gradients
 
-    def count(*given: object) -> object:
-        scored.append(found := original(*given))  # type: ignore[arg-type]
-        return found
 
-    original = stacked.stacked_scores
-    monkeypatch.setattr("flower_vfl.leakage.meter.stacked_scores", count)
-    together = meter.measure(noisy, labels, 1, clean)
-    # All but the one of another width, and their random gradients.
-    assert len(scored[0]) >= PARTIES - 1
-    monkeypatch.setattr(stacked, "_LEAST", 10**6)
-    alone = meter.measure(noisy, labels, 1, clean)
-    assert scored[1] == {}
-    assert [each.name for each in together] == [each.name for each in alone]
-    values = [[each.value for each in found] for found in (together, alone)]
-    assert values[0] == pytest.approx(values[1], abs=1e-9)
+@pytest.mark.parametrize("layout", ["parts", "one", "apart", "reversed", "uneven"])
+def test_large_gradients_are_stacked_in_single_precision(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = torch.Generator().manual_seed(3)
+    labels = torch.randint(2, (ROWS,), generator=stream)
+    whole = torch.randn(ROWS, 3 * 500 + 7, generator=stream) * (1 + labels[:, None])
+    parts = [whole[:, start : start + 500] for start in (0, 500, 1000)]
+    if layout == "one":  # that of a sum
+        parts = parts[:1] * 3
+    elif layout == "apart":
+        parts = [part.clone() for part in parts]
+    elif layout == "reversed":
+        parts.reverse()
+    elif layout == "uneven":
+        parts[2] = whole[:, 1007:1507]
+    found = {f"bank-{number}": part for number, part in enumerate(parts)}
+    stacked = measure(LeakageMeter(ATTACKS), found, labels, found, monkeypatch)
+    assert stacked == 3
+
+
+@pytest.mark.parametrize("kind", ["a row of zeros", "close together"])
+def test_what_needs_double_precision_is_measured_by_itself(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, labels = gradients(500)
+    if kind == "close together":
+        found["bank-3"] = 1.0 + 1e-4 * found["bank-3"]
+    else:
+        found["bank-3"][4] = 0.0
+    given = found, labels, found, monkeypatch
+    assert measure(LeakageMeter(ATTACKS), *given) < PARTIES
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
