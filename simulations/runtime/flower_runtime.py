@@ -82,6 +82,8 @@ def run_app(
     _check_settings(app, run_config)
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
     federation += " client-resources-num-gpus=0.0"
+    if nodes <= 2 * (os.cpu_count() or 1):  # an actor for each, so that all overlap
+        federation += f" init-args-num-cpus={nodes}"
     deadline = Deadline(timeout)
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary_folder())
