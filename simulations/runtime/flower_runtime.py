@@ -373,6 +373,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     env["COLUMNS"] = "200"
     env.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     env.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    env.setdefault("RAY_worker_niceness", "0")  # parties wait for each other
     for name in ("NO_PROXY", "no_proxy"):
         env[name] = ",".join(filter(None, [env.get(name), LOOPBACK, "localhost"]))
     return env
