@@ -82,6 +82,8 @@ def run_app(
     _check_settings(app, run_config)
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
     federation += " client-resources-num-gpus=0.0"
+    if nodes <= 2 * (os.cpu_count() or 1):  # an actor for each, so that all overlap
+        federation += f" init-args-num-cpus={nodes}"
     deadline = Deadline(timeout)
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary_folder())
@@ -371,6 +373,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     env["COLUMNS"] = "200"
     env.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     env.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    env.setdefault("RAY_worker_niceness", "0")  # parties wait for each other
     for name in ("NO_PROXY", "no_proxy"):
         env[name] = ",".join(filter(None, [env.get(name), LOOPBACK, "localhost"]))
     return env

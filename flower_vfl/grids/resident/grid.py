@@ -1,6 +1,7 @@
 """A Flower grid whose messages travel over streams that stay open."""
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -217,8 +218,16 @@ class ResidentGrid(WrappedGrid):
         # survive a fork. In a simulation the server waits for the first reply.
         if not self._detached:
             server.start()
-        self._send_offers(server, node_ids, timeout)
-        failed = self._await_nodes(server, set(node_ids), time.monotonic() + timeout)
+        # The first of Ray's actors to start would get all nodes that wait then. With
+        # few nodes there is an actor for each; otherwise all actors start first.
+        first, cores = len(node_ids), os.cpu_count() or 1
+        if self._detached and first > 2 * cores:
+            first = cores
+        failed: dict[int, str] = {}
+        for wave in filter(None, (node_ids[:first], node_ids[first:])):
+            self._send_offers(server, wave, timeout)
+            end = time.monotonic() + timeout
+            failed |= self._await_nodes(server, set(wave), end)
         with server.condition:
             for node_id in node_ids:
                 self._missing.pop(node_id, None)

@@ -5,7 +5,6 @@ each after its length. The thread that has a frame writes it, and a frame is rea
 the memory that its arrays then use: fewer copies and thread switches than with gRPC.
 """
 
-import asyncio
 import shutil
 import socket
 import struct
@@ -172,7 +171,6 @@ class LocalConnection:
         with self._lock:
             self._unsent.clear()
             self._waiting = True
-        event_loop().remove_reader(self.socket)
         event_loop().remove_writer(self.socket)
         self.socket.close()
 
@@ -201,23 +199,6 @@ class LocalConnection:
     def _resume(self) -> None:
         event_loop().remove_writer(self.socket)
         self.start()
-
-    async def serve(self, on_frame: Callable[[memoryview], None]) -> None:
-        """Receive on the event loop until the stream ends, with an error."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def receive() -> None:
-            try:
-                for frame in self.receive():
-                    on_frame(frame)
-            except Exception as ex:
-                loop.remove_reader(self.socket)
-                ended.set_exception(ex)
-
-        loop.add_reader(self.socket, receive)
-        self.start()
-        await ended
 
     def receive(self) -> Iterator[memoryview]:
         """Return the frames that have arrived; raise an error at the end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from flower_vfl.protocol.lazy_array import Buffer
 
 from . import wire
 from .event_loop import SendQueue, flush
+from .executor import ReadingCondition
 from .local_socket import LocalConnection
 from .settings import Limits
 from .wire import WireError
@@ -91,7 +91,7 @@ class PendingRequests:
         wire_dtype: str | None,
         end_session: Callable[[ServerSession, str], None],
     ) -> None:
-        self.condition = threading.Condition()
+        self.condition = ReadingCondition()
         self._limits = limits
         self._wire_dtype = wire_dtype
         self._end_session = end_session
@@ -140,7 +140,7 @@ class PendingRequests:
     def receive(
         self, session: ServerSession, sequence: int, payload: memoryview
     ) -> None:
-        """Take the reply to a request; called on the event loop."""
+        """Take the reply to a request."""
         request = session.unanswered.get(sequence)
         if request is None:  # it was repeated, or came too late
             return

@@ -6,7 +6,6 @@ Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socke
 import asyncio
 import secrets
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -29,6 +28,7 @@ from .authentication import (
 )
 from .connection_monitor import ConnectionMonitor
 from .event_loop import SendQueue, event_loop
+from .executor import ReadingCondition, SocketReader
 from .local_socket import Listener, LocalConnection, LocalStream
 from .pending_requests import Connection, ServerSession
 from .settings import METHOD, Limits, join_address, split_address, transport_options
@@ -40,6 +40,7 @@ _Peer: TypeAlias = grpc.aio.ServicerContext | LocalStream
 _GRACE: Final = 2.0
 _NO_STREAM: Final = "connected and never opened a stream"
 _POLL: Final = 1.0  # seconds between two polls for connections without a stream
+_READ: Final = 0.02  # seconds between two polls of sockets that no thread reads
 _TOO_LONG: Final = "took too long to authenticate itself"
 _TOO_MANY: Final = "made room for a newer one of too many unauthenticated connections"
 _LEFT: Final = "left, or sent too much at once, before it was authenticated"
@@ -110,11 +111,12 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         address: str,
         credentials: grpc.ServerCredentials | None,
         limits: Limits,
-        condition: threading.Condition,
+        condition: ReadingCondition,
         on_reply: Callable[[ServerSession, int, memoryview], None],
         local: bool = False,
     ) -> None:
         self.condition = condition
+        self.condition.reader = self._reader = SocketReader()
         self.sessions: dict[int, ServerSession] = {}
         self._tokens = TokenRegistry()
         self._waiting = WaitingStreams()
@@ -157,7 +159,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if port != self.port:
             raise ConfigError(f"cannot listen on {self._address}")
         await server.start()
-        work = [self._monitor_connections()]
+        work = [self._monitor_connections(), self._read_sockets()]
         if self._listener is not None:
             work.append(self._listener.accept(self._on_local_stream))
         self._background = [asyncio.ensure_future(each) for each in work]
@@ -170,6 +172,13 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             for peer in self._monitor.poll():
                 self._refusals.add(peer, _NO_STREAM)
             self._refusals.flush()
+
+    async def _read_sockets(self) -> None:
+        """Read sockets now and then, as threads do that wait for replies."""
+        while True:
+            await asyncio.sleep(_READ)
+            with self.condition:
+                self.condition.wait(0.0)
 
     def stop(self, reason: str) -> None:
         """End every session and stop listening."""
@@ -184,11 +193,11 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._release_port()
 
     async def _stop(self, server: grpc.aio.Server) -> None:
-        for task in self._background:
-            task.cancel()
         await server.stop(grace=_GRACE)
         if self._local:
             await asyncio.wait(self._local, timeout=_GRACE)
+        for task in self._background:
+            task.cancel()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
@@ -258,7 +267,9 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         connection = LocalConnection(stream, self._limits.max_frame)
         try:
             session = await self._authenticate(stream, connection)
-            receive = connection.serve(partial(self._on_frame, session))
+            received = self._reader.attach(connection, partial(self._on_frame, session))
+            connection.start()
+            receive = asyncio.wrap_future(received)
             await self._read(receive, session, connection)
             self._disconnect(session, connection)
         except OSError as ex:  # refused, which is logged, or gone
@@ -336,7 +347,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             log(INFO, text, session.node_id, connection.peer, self._limits.silence)
 
     async def _read(
-        self, receive: Awaitable[None], session: ServerSession, connection: Connection
+        self,
+        receive: Awaitable[str | None],
+        session: ServerSession,
+        connection: Connection,
     ) -> None:
         """Receive frames until the stream ends."""
         try:
