@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -66,12 +67,16 @@ def load_plugins(names: Iterable[str] | None = None) -> None:
     Without names, these are installed plugins and those of the environment variable.
     """
     if names is None:
-        installed = [entry.module for entry in entry_points(group=GROUP)]
-        names = [*installed, *plugin_names()]
+        names = [*_installed(), *plugin_names()]
     for name in names:
         if name not in _LOADED:
             _register(name, _import(name))
             _LOADED.add(name)
+
+
+@cache  # every party asks, and all installed packages are looked through
+def _installed() -> list[str]:
+    return [entry.module for entry in entry_points(group=GROUP)]
 
 
 def added(kind: str, given: int = 0) -> list[str]:

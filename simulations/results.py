@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,17 +45,14 @@ def result_document(
 ) -> Document:
     """Return the result of a run; `train_metrics` are those of the training rows."""
     records = _records(result, train_metrics or {})
-    epochs = records.query("split == 'train' and step == 0")
+    epochs = records[(records["split"] == "train") & (records["step"] == 0)]
     spent = epochs.groupby("metric")["value"].sum()
     steps = spent.get("steps", 0.0) or 1.0
     document: Document = {
         "format": FORMAT,
         "engine": engine,
         "config": asdict(config),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("flower-vfl", "flwr", "torch")},
-        },
+        "versions": dict(_versions()),
         "stopped": result.stopped,
         PRIVACY: result.label_privacy,
         LOSSES: result.label_losses,
@@ -73,6 +70,12 @@ def result_document(
     }
     last = final_metrics(records.assign(**{RUN: ""}))
     return document | {"final": dict(zip(last["name"], last["value"], strict=True))}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("flower-vfl", "flwr", "torch")}
+    return {"python": platform.python_version(), **packages}
 
 
 def _records(

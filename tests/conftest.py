@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import logging
 import os
-from functools import cache
 
 import flwr.supercore  # noqa: F401 (it sets up the log)
 import pytest
@@ -17,8 +15,6 @@ torch.set_num_threads(1)
 # No test cuts the power: what a killed process has written is there without it, and
 # the disk takes several milliseconds for each of thousands of files.
 os.fsync = lambda fd: None
-# Every party looks for installed plugins; nothing is installed meanwhile.
-importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 gc.disable()  # until all tests are collected: what is imported stays
 
 # The same examples in every run, also on a busy machine.

@@ -64,11 +64,18 @@ def prepare_party(
     if not columns:
         return PartyData((), None, ())
     if dataset.table is not None:
-        own = dataset.table[list(columns)]
-        return prepare_table(own, codes, log_columns=dataset.log_columns)
+        return _columns(dataset, codes.tobytes(), tuple(columns))
     if dataset.pictures is not None:
         return _strip(dataset, columns)
     return _tfidf(dataset, codes, columns)
+
+
+@lru_cache(maxsize=16)  # the runs of a study prepare the same columns
+def _columns(dataset: Dataset, codes: bytes, columns: tuple[str, ...]) -> PartyData:
+    """Prepare columns of a table."""
+    assert dataset.table is not None
+    own, split = dataset.table[list(columns)], np.frombuffer(codes, dtype=np.int8)
+    return prepare_table(own, split, log_columns=dataset.log_columns)
 
 
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:

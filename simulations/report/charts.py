@@ -342,11 +342,10 @@ def heat_map(
     rects = base.mark_rect().encode(color=shade)
     ink = alt.expr(f"datum.value > {low + 0.7 * (high - low)} ? 'white' : 'black'")
     short = "replace(format(datum.value, '.2f'), /^0/, '')"
-    texts = base.mark_text(fontSize=9, color=ink, aria=False).encode(text="short:N")
+    text = base.mark_text(fontSize=9, color=ink, aria=False).encode(text="short:N")
     if scores is not None:
         rects = rects.add_params(alt.param(name="scores", value=dict(scores)))
-    layers = [rects, texts.transform_calculate(short=short)]
-    return _layered(layers, title, alt.Step(18))
+    return _layered([rects, text.transform_calculate(short=short)], title, alt.Step(18))
 
 
 def _dotted(ends: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[alt.Chart]:
@@ -394,9 +393,7 @@ def _finished(
     return _layered(layers, title, height)
 
 
-def _layered(
-    layers: list[alt.Chart], title: str, height: int | alt.Step
-) -> alt.LayerChart:
+def _layered(layers: list[alt.Chart], title: str, height: Any) -> alt.LayerChart:
     """Put layers together at once: Altair checks all of them again for each change."""
     layers[0] = layers[0].add_params(_hidden())
     size: dict[str, Any] = {"width": "container", "height": height}

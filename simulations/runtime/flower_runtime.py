@@ -366,7 +366,8 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])
     env["FLWR_HOME"] = str(home)
     env["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    env["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(_POLL)
+    # Each poll costs the SuperExec and its server some milliseconds of a core.
+    env["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"
     env["RAY_TMPDIR"] = str(folder)
     env["RAY_ADDRESS"] = "local"
     env["PYTHONUNBUFFERED"] = "1"

@@ -159,8 +159,10 @@ def test_coae_trains_and_hides_which_class_is_which() -> None:
     torch.manual_seed(0)
     embedding, labels = batch(300)
     embedding = (embedding + 2.0 * labels[:, None]).float()
-    larger = set()
+    larger: set[int] = set()
     for secret in range(6):
+        if larger == {0, 1}:
+            break
         objective = CoAE(nn.Linear(6, 1))
         objective.configure(lambda parameters: torch.optim.Adam(parameters, lr=0.05))
         objective.noise = Noise(secret)

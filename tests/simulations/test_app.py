@@ -29,7 +29,9 @@ def placed(config: RunConfig, folder: Path) -> RunConfig:
 @pytest.mark.parametrize(
     ("transport", "engine", "pipeline"),
     [
-        ("plain", "flower", 0),
+        # Messages of Flower's own: also in test_flower_runtime, and without a process
+        # that stays in tests/strategies/test_stateless.py.
+        pytest.param("plain", "flower", 0, marks=pytest.mark.extra),
         ("resident", "ray", 0),
         pytest.param("resident", "ray", 1, marks=pytest.mark.extra),
     ],

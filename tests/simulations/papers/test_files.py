@@ -128,7 +128,16 @@ def with_every_label() -> dict[str, Experiment]:
             elif labels - seen or sum(each.config is not None for each in kept) < 2:
                 kept.append(row)
                 seen |= labels
-        found[name] = replace(experiment, rows=kept)
+        # Some columns compare a row with that of a baseline.
+        besides = {column.beside for column in experiment.columns if column.beside}
+        near = {label for row in kept for label in row.labels}
+        rows = [
+            row
+            for row in experiment.rows
+            if row in kept
+            or (besides & {*row.labels} and {*row.labels} <= near | besides)
+        ]
+        found[name] = replace(experiment, rows=rows)
     return found
 
 
