@@ -92,7 +92,7 @@ class ReadingCondition(threading.Condition):
         end = now() + timeout
         self.release()
         try:
-            reader.poll(0)
+            reader.poll(timeout)
             while not self._notified and (left := end - now()) > 0:
                 reader.poll(left)
         finally:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
+import pytest
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from resident_cases import GridMaker, sleep_record, to_all, weights
@@ -62,3 +65,50 @@ def test_receive_reports_a_session_that_ends(make_grid: GridMaker) -> None:
         server.end(server.sessions[node], "for the test")
     [reply] = grid.receive([waiting], 30.0)
     assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def test_threads_that_wait_take_turns_reading(make_grid: GridMaker) -> None:
+    grid = make_grid(2, detached=False)
+    replies: dict[float, list[Message]] = {}
+
+    def ask(node: int, seconds: float) -> None:
+        message = Message(sleep_record(seconds), node, "query.slow")
+        replies[seconds] = list(grid.send_and_receive([message], timeout=60))
+
+    grid.open()
+    times = (0.0, 0.3)  # the thread that reads first may have to leave first
+    threads = [
+        threading.Thread(target=ask, args=pair)
+        for pair in zip(grid.get_node_ids(), times, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [reply.has_content() for t in times for reply in replies[t]] == [True] * 2
+
+
+def test_replies_arrive_while_no_thread_waits(make_grid: GridMaker) -> None:
+    grid = make_grid(1)
+    ids = set(grid.push_messages(to_all(grid, weights(), "train")))
+    end = time.monotonic() + 60
+    while not ids <= grid._requests._replies.keys() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [reply.has_content() for reply in grid.pull_messages(ids)] == [True]
+
+
+@pytest.mark.parametrize("nodes, waves", [(2, [2]), (3, [1, 2])])
+def test_actors_start_before_many_nodes_are_placed(
+    make_grid: GridMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    waves: list[int],
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    grid = make_grid(nodes)
+    sent = []
+    push = grid._grid.push_messages
+    monkeypatch.setattr(
+        grid._grid, "push_messages", lambda m: sent.append(len(m)) or push(m)
+    )
+    assert len(grid.open()) == nodes and sent == waves
