@@ -76,15 +76,11 @@ def stacked_leaks(
             own = clean is None or clean is gradient
             shapes.setdefault((*kind, own), []).append(number)
     found: dict[int, list[Pair]] = {}
-    for (*_, own), numbers in shapes.items():
+    for numbers in shapes.values():
         size = max(1, _ENTRIES // batches[numbers[0]].gradient.numel())
         for start in range(0, len(numbers), size):
             part = numbers[start : start + size]
-            rows = _stack([batches[number].gradient for number in part])
-            before = rows
-            if not own:
-                before = _stack([batches[number].clean for number in part])
-            leaks = _leaks(attacks, labels, rows, before)
+            leaks = _leaks(attacks, labels, [batches[number] for number in part])
             found |= dict(zip(part, leaks, strict=False))  # none if one by one
     return found
 
@@ -100,13 +96,16 @@ def _stacks(attack: ScoreAttack) -> bool:
 
 
 def _leaks(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, rows: Tensor, clean: Tensor
+    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[Attacked]
 ) -> list[list[Pair]]:
     """Return the leaks of each party, or none if one of them needs a closer look.
 
     Then the parties are measured one by one, which names one that is not finite, and
     finds the precision that each of them needs.
     """
+    rows = _stack([batch.gradient for batch in batches])
+    before = [each.gradient if each.clean is None else each.clean for each in batches]
+    clean = rows if before[0] is batches[0].gradient else _stack(before)
     try:
         norms = finite_norms(rows)
     except ConfigError:
@@ -117,7 +116,8 @@ def _leaks(
         return []
     given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
     known = _Stacked(*given, norms, clean)
-    scores = torch.stack([attack(rows, known) for attack in attacks], dim=1)
+    each = [attack(rows, known).to(rows.device) for attack in attacks]
+    scores = torch.stack(each, dim=1)
     finite = math.isfinite(float(scores.sum()))
     return binary_leaks(attacks, scores, known) if finite else []
 
