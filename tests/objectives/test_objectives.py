@@ -20,10 +20,17 @@ from sklearn.metrics import (
 )
 from torch import Tensor, nn
 
-from flower_vfl import ConfigError, CrossEntropy, MeanSquaredError, Objective
+from flower_vfl import (
+    ConfigError,
+    CrossEntropy,
+    MeanSquaredError,
+    Objective,
+    PartyError,
+)
 from flower_vfl.metrics import (
     MAIN_METRIC,
     METRICS,
+    Evaluation,
     binary_metrics,
     multiclass_metrics,
     regression_metrics,
@@ -191,8 +198,9 @@ def test_binary_metrics_are_those_of_scikit_learn() -> None:
 
 
 def test_predictions_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ConfigError, match="missing or infinite"):
-        binary_metrics(np.array([0.2, np.nan]), np.array([0.0, 1.0]))
+    evaluation = Evaluation([torch.tensor([0.2, float("nan")])])
+    with pytest.raises(PartyError, match=r"'label'.*prediction"):
+        evaluation.finish(1, torch.tensor([0.0, 1.0]), None, "binary", "label")
 
 
 def test_the_auc_of_one_class_is_left_out() -> None:
