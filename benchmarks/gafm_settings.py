@@ -33,13 +33,17 @@ CASES: dict[str, Case] = {
     )
     for name, delta in _DELTA.items()
 }
-CASES["isic"] = (
-    "ISIC / GAFM",
-    {
-        f"lr {rate}": {"optimizer": f"adam:lr={rate}"}
-        for rate in ("1e-3", "3e-4", "1e-4", "3e-5")
-    },
-)
+for _method in ("GAFM", "Vanilla"):  # which share their settings
+    CASES[f"isic-{_method.lower()}"] = (
+        f"ISIC / {_method}",
+        {
+            f"lr {rate}, {epochs} epochs": {
+                "optimizer": f"adam:lr={rate}",
+                "epochs": epochs,
+            }
+            for rate, epochs in (("1e-3", 10), ("3e-4", 10), ("3e-4", 20), ("3e-5", 10))
+        },
+    )
 CASES["criteo-epochs"] = (
     "Criteo / Vanilla",
     {f"{epochs} epochs": {"epochs": epochs} for epochs in (25, 50, 100)},
