@@ -71,6 +71,8 @@ def run_experiment(
         raise ConfigError(f"'{experiment.name}' has no row that can be run here")
     if saved is not None and not saved.empty:
         trials = [each for each in trials if each.digest not in set(saved[RUN])]
+        if not trials:
+            return Study(folder, KIND, experiment.full_title)
     for trial in trials:
         _take_over(trial, folder)
     extra = {

@@ -348,6 +348,9 @@ def test_only_missing_runs_are_made_and_saved_rows_are_kept(
     both = add_saved(experiment, measured(experiment, study), saved)
     values = both.drop(columns="seconds").reset_index(drop=True)
     pd.testing.assert_frame_equal(values, frame.drop(columns="seconds"))
+    study = run_experiment(experiment, tmp_path / "none", bar=False, saved=frame)
+    nothing = measured(experiment, study)
+    assert len(nothing) == 0 and add_saved(experiment, nothing, frame).equals(frame)
     old = saved.assign(run="changed")  # its settings have changed since
     kept = add_saved(experiment, lacking, old)
     assert list(kept["run"]) == list(lacking["run"])
