@@ -10,14 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cli_cases import call
-from scipy import stats
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.papers import reproduce as reproducing
-from flower_vfl.simulations.papers.experiments import Claim, Column, read_experiment
+from flower_vfl.simulations.papers.experiments import Claim, read_experiment
 from flower_vfl.simulations.papers.reproduce import (
-    Cell,
     add_saved,
     cells_of,
     judge,
@@ -325,15 +323,6 @@ def test_limits_are_judged_by_the_error_of_a_mean(paper: Path) -> None:
     ]
     assert says(most=0.93) == "held" and says(least=0.84, most=0.84) == "missed"
     assert says() == ""
-
-
-@pytest.mark.parametrize("runs", [2, 3, 10])
-def test_the_error_of_the_largest_value_is_that_of_normal_values(runs: int) -> None:
-    largest = stats.order_statistic(stats.Normal(), r=runs, n=runs)
-    values = tuple(stats.norm.rvs(size=runs, random_state=1))
-    cell = Cell(values, Column("best", "final", seeds="max"), "")
-    expected = largest.standard_deviation() * cell.deviation
-    assert cell.error == pytest.approx(expected, rel=2e-3)
 
 
 def test_only_missing_runs_are_made_and_saved_rows_are_kept(

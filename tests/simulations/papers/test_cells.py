@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.metrics import roc_auc_score
 from study_cases import columns_of
 
@@ -92,6 +93,15 @@ def test_an_extreme_has_the_error_of_an_order_statistic(
     values: tuple[float, ...], paper: str, verdict: str
 ) -> None:
     assert cell(values, paper, seeds="min").verdict(0.05) == verdict
+
+
+@pytest.mark.parametrize("runs", [2, 3, 10])
+def test_the_error_of_the_largest_value_is_that_of_normal_values(runs: int) -> None:
+    largest = stats.order_statistic(stats.Normal(), r=runs, n=runs)
+    values = tuple(stats.norm.rvs(size=runs, random_state=1))
+    best = cell(values, "", seeds="max")
+    expected = largest.standard_deviation() * best.deviation
+    assert best.error == pytest.approx(expected, rel=2e-3)
 
 
 def test_values_are_compared_in_three_ways() -> None:
