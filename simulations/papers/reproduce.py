@@ -150,12 +150,11 @@ def add_saved(
     known = {trial.digest for trial in trials_of(experiment)} - set(frame[RUN])
     other = saved[saved[RUN].isin(known)].reindex(columns=frame.columns)
     both = pd.concat([frame, other]) if len(frame) else other
-    rows = [row.labels for row in experiment.rows]
-    place = [
-        rows.index(labels)
-        for labels in both[[*experiment.axes]].itertuples(False, None)
-    ]
-    return both.assign(place=place).sort_values(["place", SEED]).drop(columns="place")
+    order = {row.labels: place for place, row in enumerate(experiment.rows)}
+    labels = both[[*experiment.axes]].itertuples(index=False, name=None)
+    both = both.assign(place=[order.get(own) for own in labels])
+    both = both.dropna(subset="place")  # rows that the table does not have any more
+    return both.sort_values(["place", SEED]).drop(columns="place")
 
 
 def save_results(
