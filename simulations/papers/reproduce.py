@@ -152,7 +152,7 @@ def add_saved(
     both = pd.concat([frame, other]) if len(frame) else other
     order = {row.labels: place for place, row in enumerate(experiment.rows)}
     labels = both[[*experiment.axes]].itertuples(index=False, name=None)
-    both = both.assign(place=[order.get(own) for own in labels])
+    both = both.assign(place=[order.get(own, math.nan) for own in labels])
     both = both.dropna(subset="place")  # rows that the table does not have any more
     return both.sort_values(["place", SEED]).drop(columns="place")
 
