@@ -106,6 +106,7 @@ class Party(ABC):
         self.step = 0
         self.ahead = 0  # batches after it that wait for their gradients
         self.weights: dict[str, Tensor] = {}  # the model runs with, if not its own
+        self._places = {} if self.model is None else _weight_places(self.model)
         self.random = RandomState(0, self.device)
         self.schedule: Schedule | None = None
         self.optimizer: Optimizer | None = None
@@ -238,7 +239,9 @@ class Party(ABC):
         # index_select is several times faster than part[rows].
         batch = [part.index_select(0, rows) for part in self.features]
         if self.weights:
-            output = cast(Tensor, functional_call(self.model, self.weights, (*batch,)))
+            weights = {at: self.weights[name] for at, name in self._places.items()}
+            given = self.model, weights, (*batch,)
+            output = cast(Tensor, functional_call(*given, tie_weights=False))
         else:
             output = cast(Tensor, self.model(*batch))
         fits = isinstance(output, Tensor) and output.dim() > 1
@@ -313,3 +316,19 @@ class Party(ABC):
             keyed_digest(ids, key) if ids else "",
             keyed_digest(split, key) if split else "",
         )
+
+
+def _weight_places(model: nn.Module) -> dict[str, str]:
+    """Return each place of a weight in a module, with the name of the weight.
+
+    Torch would look for shared weights at every call, which takes longer than a small
+    layer, and would not restore a module that has several names.
+    """
+    names = {weight: name for name, weight in model.named_parameters()}
+    return {
+        f"{path}.{key}".lstrip("."): names[weight]
+        for path, module in model.named_modules()
+        for key, weight in module.named_parameters(
+            recurse=False, remove_duplicate=False
+        )
+    }

@@ -112,6 +112,7 @@ class PassiveParty(Party):
         self._pending: _Pending | None = None
         self._waiting: list[_Pending] = []  # instead of it in a pipelined run
         self._update: dict[str, Tensor] = {}  # of the last step, if pipelined
+        self._parameters: dict[str, nn.Parameter] = {}  # if pipelined
         self.pipeline = 0
         self.encoder: Encoder | None = None  # of embeddings
         self.shape: Shape = ()  # of one row of its embedding
@@ -142,6 +143,7 @@ class PassiveParty(Party):
         super().configure(config)
         self._pending, self._waiting, self._update, self.ahead = None, [], {}, 0
         self.pipeline = config.pipeline
+        self._parameters = dict(self.model.named_parameters()) if self.pipeline else {}
         codec, seed = config.compress_embeddings, config.seed
         self.encoder = build_encoder(codec, seed, "embedding")
         self.codec = build_codec(config.compress_gradients)
@@ -183,10 +185,11 @@ class PassiveParty(Party):
         buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
         waiting = _Pending(step, epoch, index, None, random, buffers)
         waiting.imputer = self.imputer.state_dict()
-        for name, weight in self.model.named_parameters():
-            waiting.weights[name] = predicted = weight.detach().clone()
-            if self._update:
-                predicted.add_(self._update[name], alpha=len(self._waiting))
+        copied = [each.detach().clone() for each in self._parameters.values()]
+        if self._update:  # one call for all of them
+            updates, passes = [*self._update.values()], len(self._waiting)
+            torch._foreach_add_(copied, updates, alpha=passes)
+        waiting.weights = dict(zip(self._parameters, copied, strict=True))
         output = self._run_stashed(waiting, rows, probed)
         self._waiting.append(waiting)
         self.ahead = len(self._waiting)
@@ -197,7 +200,7 @@ class PassiveParty(Party):
         waiting.probe = LayerProbe(self.model) if probed else None
         if not self.model.training:
             self.model.train()
-        for name, weight in self.model.named_parameters():
+        for name, weight in self._parameters.items():
             waiting.weights[name].requires_grad_(weight.requires_grad)
         self.weights = waiting.weights
         try:
@@ -285,14 +288,14 @@ class PassiveParty(Party):
                 clear_gradients(self.optimizer)
                 gradient = gradient.to(output)
                 output.backward(gradient)  # type: ignore[no-untyped-call]
-                named = dict(self.model.named_parameters()) if self.pipeline else {}
-                before = {}
-                for name, weight in named.items():
+                before = [each.detach().clone() for each in self._parameters.values()]
+                for name, weight in self._parameters.items():
                     weight.grad = pending.weights[name].grad
-                    before[name] = weight.detach().clone()
                 self.optimizer.step()
-                for name, weight in named.items():
-                    self._update[name] = weight.detach() - before[name]
+                if before:
+                    after = [each.detach() for each in self._parameters.values()]
+                    updates = torch._foreach_sub(after, before)
+                    self._update = dict(zip(self._parameters, updates, strict=True))
         if self.imputer.row_index is not None:
             if not self.pipeline:
                 self.imputer.commit()
@@ -344,10 +347,7 @@ class PassiveParty(Party):
         if self.model.training:
             self.model.eval()
         with torch.no_grad(), self.random:
-            if at is None:
-                found = self.run_model(rows)
-            else:
-                found = self.embed_rows(rows, at, False)
+            found = self.embed_rows(rows, at or (), False)
         if self.encoder is None:
             return found
         # The top model then gets what it was trained on: decoded embeddings.

@@ -28,7 +28,9 @@ from pipeline_cases import (
 from torch import Tensor, nn
 from vertical_cases import (
     ADAM,
+    COLUMNS,
     ROWS,
+    WIDTH,
     HookedGrid,
     PushedGrid,
     assert_equal,
@@ -133,10 +135,23 @@ def delayed_training(
     return found
 
 
-@pytest.mark.parametrize("pipeline", [1, 2, 3, 20])
-def test_a_run_equals_a_plain_loop_with_delayed_gradients(pipeline: int) -> None:
+def tied() -> nn.Module:
+    """Return a bottom model with a layer that has two names, and a weight that has."""
+    shared, other = nn.Linear(COLUMNS, COLUMNS), nn.Linear(COLUMNS, COLUMNS)
+    other.weight = shared.weight
+    layers = shared, nn.Tanh(), shared, nn.Tanh(), other, nn.Linear(COLUMNS, WIDTH)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "make"),
+    [(1, bottom), (2, bottom), (3, bottom), (20, bottom), (2, tied)],
+)
+def test_a_run_equals_a_plain_loop_with_delayed_gradients(
+    pipeline: int, make: Callable[[], nn.Module]
+) -> None:
     torch.manual_seed(0)
-    bottoms, head = [bottom(), bottom()], top(2)
+    bottoms, head = [make(), make()], top(2)
     reference = copy.deepcopy((bottoms, head))
     parties = [
         PassiveParty(features(i + 1), module, optimizer=ADAM, device="cpu")
