@@ -29,12 +29,14 @@ from flower_vfl.grids.resident.authentication import (
     read_frames,
 )
 from flower_vfl.grids.resident.event_loop import SendQueue, event_loop, flush
+from flower_vfl.grids.resident.local_socket import LocalConnection
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import METHOD
 from flower_vfl.grids.resident.stream_server import StreamServer
 from flower_vfl.grids.resident.wire import (
     REQUEST,
     Buffer,
+    FrameHead,
     WireError,
     encode,
     split_frame,
@@ -140,16 +142,19 @@ class _FuzzedSession(NodeSession):
     mutator = Mutator(0)
     handled_by: ClassVar[dict[int, int]] = {}
 
-    def _answer(self, sequence: int, oldest: int, payload: memoryview) -> None:
+    def _answer(
+        self, head: FrameHead, payload: memoryview, local: LocalConnection | None
+    ) -> None:
         if (self.context.node_id, self.handled) != (self.node_id, self.at):
-            super()._answer(sequence, oldest, payload)
+            super()._answer(head, payload, local)
             self.handled_by[self.context.node_id] = self.handled
             return
         parts = self._handle(payload)
         self.handled += 1
         queue = self._queue
         if queue is not None:
-            queue._chunks.extend(self.mutator.frames(sequence, parts))
+            frames = self.mutator.frames(self._number, head.sequence, parts)
+            queue._chunks.extend(frames)
             flush([queue])
 
 
@@ -229,14 +234,15 @@ def replies(mutator: Mutator, count: int) -> Findings:
         node = nodes[number % _PARTIES]
         server.create_session(grid.run.run_id, node)
         session = server.sessions[node]
-        connection = session.connection = SendQueue("ipv4:127.0.0.1:1")
+        connection = SendQueue("ipv4:127.0.0.1:1")
+        session.connect(connection)
         message = Message(RecordDict(), node, "query")
         group = grid._requests.send([message], lambda _: session)
         reply = Message(_content(number), reply_to=message)
         reply.metadata.__dict__["_message_id"] = "reply"
-        chunks = mutator.frames(0, encode(reply))
+        chunks = mutator.frames(session.number, 0, encode(reply))
         stream = _FakeStream(chunks)
-        handle = partial(server._on_frame, session)
+        handle = partial(server._on_frame, session, connection)
         receive = read_frames(stream, server._limits.max_frame, handle)
         work = server._read(receive, session, connection)
         asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
@@ -282,10 +288,10 @@ def requests(mutator: Mutator, count: int) -> Findings:
         if number % 4 == 0:
             found.ended[_pretend(session, mutator)] += 1
             return
-        chunks = mutator.frames(1 << 40 | number, [payload])
+        chunks = mutator.frames(session._number, 1 << 40 | number, [payload])
         chunks = [b"\x00" + REQUEST + c[2:] if c[1:2] == b"R" else c for c in chunks]
         frames: list[memoryview] = []
-        session._executor = _Collector(frames)  # type: ignore[assignment]
+        session._executor = _Collector(session, frames)  # type: ignore[assignment]
         limit = session._offer.limits.max_frame
         work = read_frames(_FakeStream(chunks), limit, session._on_frame)
         try:
@@ -303,7 +309,8 @@ def requests(mutator: Mutator, count: int) -> Findings:
 class _Collector:
     """Takes the place of an executor."""
 
-    def __init__(self, frames: list[memoryview]) -> None:
+    def __init__(self, session: NodeSession, frames: list[memoryview]) -> None:
+        self.sessions = {session._number: session}
         self._frames = frames
 
     def submit(self, work: partial[None]) -> None:

@@ -75,14 +75,18 @@ class Mutator:
             changed[here:there] = self.random.randbytes(there - here)
         return bytes(changed)
 
-    def frames(self, sequence: int, parts: Sequence[Buffer]) -> list[bytes]:
+    def frames(
+        self, session: int, sequence: int, parts: Sequence[Buffer]
+    ) -> list[bytes]:
         """Return the chunks of a reply with one mutation."""
         kind = self.random.randrange(10)
         self.note = f"frame, kind {kind}"
         if kind == 0:
             sequence = self.random.choice((sequence + 1, sequence - 1, 1 << 63, 0))
-            return split_frame([frame_head(REPLY, sequence % (1 << 64)), *parts])
-        chunks = split_frame([frame_head(REPLY, sequence), *parts])
+            sequence %= 1 << 64
+            return split_frame([frame_head(REPLY, session, sequence), *parts])
+        head = frame_head(REPLY, session, sequence)
+        chunks = split_frame([head, *parts])
         if kind == 1:
             return chunks * self.random.choice((2, 3, 20))
         if kind == 2:
@@ -90,11 +94,11 @@ class Mutator:
         if kind in (3, 4, 5):
             message = self.message(decode(b"".join(parts)))
             self.note = f"message: {message.content if message.has_content() else ''}"
-            return split_frame([frame_head(REPLY, sequence), *encode(message)])
+            return split_frame([head, *encode(message)])
         numbers = _numbers(parts)
         if kind == 6:
             payload = self.bytes(b"".join(parts), numbers)
-            return split_frame([frame_head(REPLY, sequence), payload])
+            return split_frame([head, payload])
         return [self.bytes(chunks[0], numbers), *chunks[1:]]
 
     def message(self, message: Message) -> Message:

@@ -57,13 +57,15 @@ def install() -> None:
     def current(*_: object) -> object:
         return getattr(_current, "key", None)
 
-    def node(each: Any, frame: memoryview) -> object:
-        if bytes(frame[:1]) != wire.REQUEST:
-            return END
-        return each.context.node_id, wire.read_frame_head(frame)[0]
+    def node(each: Any, frame: memoryview, *_: object) -> object:
+        return each.context.node_id, wire.read_frame_head(frame)[0].sequence
+
+    def ended(_: object, frame: memoryview) -> object:
+        return None if bytes(frame[:1]) == wire.REQUEST else END
 
     sessions, requests = session.NodeSession, pending_requests.PendingRequests
-    _wrap(sessions, "_on_frame", "arrival", node)
+    _wrap(sessions, "_on_frame", "frame", ended)
+    _wrap(sessions, "accept", "arrival", node)
     _wrap(sessions, "answer", "answer", node, enter=True)
     _wrap(session, "call_app", "app", current)
     _wrap(wire, "encode", "encode", current)

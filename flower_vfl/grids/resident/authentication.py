@@ -40,6 +40,11 @@ class RefusedError(Exception):
         self.retry = retry
 
 
+def session_number(token: bytes) -> int:
+    """Return the number of a session in its frames, which follows from its token."""
+    return int.from_bytes(hmac.digest(token, b"session", "sha256")[:8], "little")
+
+
 class Authentication:
     """The identity and the nonces of one authentication handshake."""
 

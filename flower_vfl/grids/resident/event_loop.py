@@ -8,8 +8,8 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 import grpc
 
@@ -69,9 +69,14 @@ class SendQueue:
         self._filled.set()
 
 
-def flush(connections: Sequence[object]) -> None:
+def flush(connections: Iterable[Any]) -> None:
     """Send what is queued; one call for many queues, as waking the loop is slow."""
-    queues = [each for each in connections if isinstance(each, SendQueue)]
+    queues = []
+    for each in dict.fromkeys(connections):
+        if isinstance(each, SendQueue):
+            queues.append(each)
+        else:  # a Unix socket
+            each.flush()
 
     def wake() -> None:
         for queue in queues:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from logging import ERROR
 from queue import SimpleQueue
+from typing import Any
 
 from flwr.supercore import log
 
@@ -58,6 +59,7 @@ class SocketReader:
                     if reason is not None:
                         self._selector.unregister(connection.socket)
                         return ended.set_result(reason)
+                connection.flush()
             except Exception as ex:
                 self._selector.unregister(connection.socket)
                 ended.set_exception(ex)
@@ -119,6 +121,7 @@ class Executor(SocketReader):
 
     def __init__(self) -> None:
         super().__init__()
+        self.sessions: dict[object, Any] = {}  # that have authenticated the server
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._running = False
 

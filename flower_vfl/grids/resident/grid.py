@@ -179,6 +179,7 @@ class ResidentGrid(WrappedGrid):
                 self._requests.condition,
                 self._requests.receive,
                 self._endpoint.is_local,
+                self._detached,
             )
             atexit.register(self.close)
         return self._server

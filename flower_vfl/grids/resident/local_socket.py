@@ -29,6 +29,7 @@ from .wire import ALIGNMENT, LAST, WireError, size
 _LENGTH: Final = struct.Struct("<Q")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user and group of a peer
 _PARTS: Final = 256  # most buffers in one call of the kernel
+_TOGETHER: Final = 1 << 14  # bytes of frames that leave in one call at the latest
 _READ_AHEAD: Final = 1 << 15
 _BUFFER: Final = 1 << 22  # bytes that the kernel may keep, if its own limit allows them
 _BACKLOG: Final = 4096
@@ -90,13 +91,13 @@ class LocalStream:
                 stream.socket.close()
         return None
 
-    def peer(self) -> str:
-        """Return the process at the other end."""
+    def process(self) -> int:
+        """Return the id of the process at the other end; 0 if it is not known."""
         if not hasattr(socket, "SO_PEERCRED"):
-            return "unix:unknown"
+            return 0
         size = _CREDENTIALS.size
         found = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return f"unix:{_CREDENTIALS.unpack(found)[0]}"
+        return int(_CREDENTIALS.unpack(found)[0])
 
     async def read(self) -> bytes:
         """Read a chunk; raise an error if the peer refuses or leaves."""
@@ -133,12 +134,14 @@ class LocalConnection:
     """Frames over a Unix socket; any thread may send, one thread receives."""
 
     def __init__(self, stream: LocalStream, limit: int) -> None:
-        self.peer = stream.peer()
+        self.process = stream.process()
+        self.peer = f"unix:{self.process or 'unknown'}"
         self.socket = stream.socket
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._limit = limit
         self._lock = threading.Lock()
         self._unsent: deque[Buffer] = deque()
+        self._queued = 0  # bytes since the last call of the kernel
         self._waiting = True  # for `start`, or until the kernel takes more bytes
         self._closing = False
         self._ahead = memoryview(bytearray(_READ_AHEAD))
@@ -147,17 +150,29 @@ class LocalConnection:
         self._filled = 0
 
     def start(self) -> None:
-        """Send what is queued, and from now on each frame at once."""
+        """Send what is queued, and from now on what `put` and `flush` send."""
         with self._lock:
             self._write()
 
     def put(self, *parts: Buffer) -> None:
-        """Send a frame; the event loop sends what the kernel does not take yet."""
+        """Queue a frame; `flush` sends it, or a later frame once there are many bytes.
+
+        The event loop sends what the kernel does not take yet.
+        """
         with self._lock:
-            self._unsent.append(_LENGTH.pack(size(parts)))
+            length = size(parts)
+            self._unsent.append(_LENGTH.pack(length))
             self._unsent.extend(parts)
-            if not self._waiting:
+            self._queued += length
+            if self._queued > _TOGETHER and not self._waiting:
                 self._write()
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        if self._unsent:
+            with self._lock:
+                if not self._waiting:
+                    self._write()
 
     def close(self) -> None:
         """End the stream once all queued frames are sent."""
@@ -176,7 +191,7 @@ class LocalConnection:
 
     def _write(self) -> None:
         """Send until all is sent or the kernel takes no more; lock held."""
-        self._waiting = False
+        self._waiting, self._queued = False, 0
         try:
             while self._unsent:
                 sent = self.socket.sendmsg(islice(self._unsent, _PARTS))

@@ -50,7 +50,11 @@ class ServerSession:
     def __init__(self, run_id: int, node_id: int) -> None:
         self.run_id = run_id
         self.node_id = node_id
+        self.number = 0  # in its frames
         self.connection: Connection | None = None
+        # That its requests use: the one of another node of the same process, once the
+        # node has answered on its own, and so has authenticated the server too.
+        self.carrier: Connection | None = None
         self.disconnected_at: float | None = None
         self.end_reason: str | None = None
         self.unanswered: dict[int, Request] = {}
@@ -66,20 +70,26 @@ class ServerSession:
         request.sequence = self._next
         self._next += 1
         self.unanswered[request.sequence] = request
-        if self.connection is not None:
-            self._put(self.connection, request)
+        if self.carrier is not None:
+            self._put(self.carrier, request)
 
     def connect(self, connection: Connection) -> None:
-        """Use a new connection and repeat all unanswered requests on it."""
-        self.connection, self.disconnected_at = connection, None
+        """Use a connection of its own and repeat all unanswered requests on it."""
+        self.connection = self.carrier = connection
+        self.disconnected_at = None
         for request in self.unanswered.values():
             self._put(connection, request)
         flush([connection])
 
+    def disconnect(self) -> None:
+        """Keep requests until the node reconnects."""
+        self.connection = self.carrier = None
+        self.disconnected_at = time.monotonic()
+
     def _put(self, connection: Connection, request: Request) -> None:
         oldest = next(iter(self.unanswered))
-        head = wire.frame_head(wire.REQUEST, request.sequence, oldest)
-        connection.put(head, *request.payload)
+        numbers = self.number, request.sequence, oldest
+        connection.put(wire.frame_head(wire.REQUEST, *numbers), *request.payload)
 
 
 class PendingRequests:
@@ -127,10 +137,10 @@ class PendingRequests:
                     request = Request(message, payload, session, group)
                     self._pending[metadata.message_id] = request
                     session.send(request)
-                    if session.connection is not None:
-                        unsent.append(session.connection)
-            # Waking the loop costs more than a small message. A large message leaves
-            # while the next one is encoded.
+                    if session.carrier is not None:
+                        unsent.append(session.carrier)
+            # A call of the kernel, or waking the loop, costs more than a small message.
+            # A large message leaves while the next one is encoded.
             if wire.size(payload) > _LARGE:
                 flush(unsent)
                 unsent = []

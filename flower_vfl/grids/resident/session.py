@@ -28,6 +28,7 @@ from .authentication import (
     Stream,
     read_frame,
     read_frames,
+    session_number,
 )
 from .event_loop import SendQueue, flush
 from .executor import Executor
@@ -85,6 +86,7 @@ class NodeSession:
         self._app = app
         self._offer = offer
         self._executor = executor
+        self._number = session_number(offer.token)
         self._local = is_loopback(host)
         self._end_reason: str | None = None
         self._queue: Connection | None = None  # of the current connection
@@ -106,6 +108,7 @@ class NodeSession:
             reason = f"{type(ex).__name__}: {ex}"
         finally:
             idle_check.cancel()
+            self._executor.sessions.pop(self._number, None)
         log(INFO, "Session of node %s ended: %s", node_id, reason)
         return reason
 
@@ -172,7 +175,7 @@ class NodeSession:
             await self._authenticate(stream, connection)
             connection.start()
             # Frames are answered in the thread that reads them.
-            handle = partial(self._on_frame, queued=False)
+            handle = partial(self._on_frame, local=connection)
             return await asyncio.wrap_future(self._executor.attach(connection, handle))
         finally:
             connection.dispose()
@@ -207,20 +210,32 @@ class NodeSession:
         self._connections += 1
         self._active_at = time.monotonic()
         self._queue = queue
+        self._executor.sessions[self._number] = self
 
-    def _on_frame(self, frame: memoryview, *, queued: bool = True) -> str | None:
+    def _on_frame(
+        self, frame: memoryview, *, local: LocalConnection | None = None
+    ) -> str | None:
         """Answer a request, or queue it; return the reason if the session ends."""
         kind = bytes(frame[:1])
         if kind == wire.REQUEST:
-            self._received += 1
-            if queued:
-                self._executor.submit(partial(self._try_answer, frame))
-            else:
-                self._try_answer(frame)
+            # One Unix socket has the requests to all nodes of this process. Those of a
+            # session that has ended need no reply.
+            head, _ = wire.read_frame_head(frame)
+            session = self._executor.sessions.get(head.session)
+            if session is not None:
+                session.accept(frame, local)
             return None
         if kind == wire.END:
             return self._end_reason or bytes(frame[1:]).decode(errors="replace")
         raise WireError("the server sent a frame of an unknown kind")
+
+    def accept(self, frame: memoryview, local: LocalConnection | None) -> None:
+        """Answer a request that came over a Unix socket, or queue it."""
+        self._received += 1
+        if local is None:
+            self._executor.submit(partial(self._try_answer, frame))
+        else:
+            self._try_answer(frame, local)
 
     async def _check_idle(self) -> None:
         """End the session if it is connected and idle for too long."""
@@ -243,25 +258,30 @@ class NodeSession:
             queue.put(wire.END, reason.encode())
             queue.close()
 
-    def _try_answer(self, frame: memoryview) -> None:
+    def _try_answer(
+        self, frame: memoryview, local: LocalConnection | None = None
+    ) -> None:
         """Answer a request, or end the session; the others of this process go on."""
         try:
-            self.answer(frame)
+            self.answer(frame, local)
         except Exception as ex:
             self.end(f"cannot answer: {type(ex).__name__}: {ex}")
 
-    def answer(self, frame: memoryview) -> None:
+    def answer(self, frame: memoryview, local: LocalConnection | None = None) -> None:
         """Answer a request; repeat the reply if it was answered before."""
         try:
-            self._answer(*wire.read_frame_head(frame))
+            self._answer(*wire.read_frame_head(frame), local)
         finally:
             self._answered += 1
             self._active_at = time.monotonic()
 
-    def _answer(self, sequence: int, oldest: int, payload: memoryview) -> None:
-        if oldest > self._oldest:
-            self._oldest = oldest
-            for old in [number for number in self._replies if number < oldest]:
+    def _answer(
+        self, head: wire.FrameHead, payload: memoryview, local: LocalConnection | None
+    ) -> None:
+        sequence = head.sequence
+        if head.oldest > self._oldest:
+            self._oldest = head.oldest
+            for old in [number for number in self._replies if number < head.oldest]:
                 del self._replies[old]
         if sequence < self._oldest:
             return
@@ -269,11 +289,12 @@ class NodeSession:
         if reply is None:
             reply = self._replies[sequence] = self._handle(payload)
             self.handled += 1
-        queue = self._queue
+        queue = local or self._queue
         # Without a connection the server asks again later.
         if queue is not None:
-            queue.put(wire.frame_head(wire.REPLY, sequence), *reply)
-            flush([queue])
+            queue.put(wire.frame_head(wire.REPLY, self._number, sequence), *reply)
+            if queue is not local:  # the executor sends replies when it has read all
+                flush([queue])
 
     def _handle(self, payload: memoryview) -> list[Buffer]:
         message = wire.decode(payload)

@@ -6,12 +6,10 @@ Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socke
 import asyncio
 import secrets
 import socket
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from logging import DEBUG, INFO, WARNING
+from logging import DEBUG, INFO
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -19,12 +17,14 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
+from .admission import RefusalLog, WaitingStreams
 from .authentication import (
     Authentication,
     RefusedError,
     TokenRegistry,
     read_frame,
     read_frames,
+    session_number,
 )
 from .connection_monitor import ConnectionMonitor
 from .event_loop import SendQueue, event_loop
@@ -44,63 +44,6 @@ _READ: Final = 0.02  # seconds between two polls of sockets that no thread reads
 _TOO_LONG: Final = "took too long to authenticate itself"
 _TOO_MANY: Final = "made room for a newer one of too many unauthenticated connections"
 _LEFT: Final = "left, or sent too much at once, before it was authenticated"
-_INTERVAL: Final = 10.0
-_LINES: Final = 20  # most refusals that are logged one by one in an interval
-
-
-class WaitingStreams:
-    """The streams that are not authenticated yet, in order of arrival.
-
-    When there are too many, the oldest stream of the largest group is timed out. The
-    streams of one host that name the same node are a group, so a stranger who opens
-    many streams displaces itself.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[asyncio.Timeout, tuple[str, int | None]] = {}
-
-    def add(self, timeout: asyncio.Timeout, peer: str, limit: int) -> None:
-        """Add a stream by its timeout, after making room for it."""
-        while len(self._groups) >= limit:
-            [(largest, _)] = Counter(self._groups.values()).most_common(1)
-            oldest = next(t for t, group in self._groups.items() if group == largest)
-            del self._groups[oldest]
-            if not oldest.expired():
-                oldest.reschedule(0.0)
-        self._groups[timeout] = (peer.rpartition(":")[0], None)
-
-    def name(self, timeout: asyncio.Timeout, node_id: int) -> None:
-        """Note that a stream names a node that is expected to connect."""
-        if timeout in self._groups:
-            self._groups[timeout] = (self._groups[timeout][0], node_id)
-
-    def remove(self, timeout: asyncio.Timeout) -> bool:
-        """Forget a stream; return whether it still had its place."""
-        return self._groups.pop(timeout, None) is not None
-
-
-class RefusalLog:
-    """Logs refused connections, and only counts them when there are too many."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._count = 0
-
-    def add(self, peer: str, problem: object) -> None:
-        """Log one refusal, or count it."""
-        self.flush()
-        self._count += 1
-        if self._count <= _LINES:
-            log(WARNING, "Session refused: peer %s: %s", peer, problem)
-
-    def flush(self) -> None:
-        """Log how many refusals were only counted, once an interval."""
-        if time.monotonic() - self._start < _INTERVAL:
-            return
-        if self._count > _LINES:
-            text = "Session refused: %s more connections in the last %g s"
-            log(WARNING, text, self._count - _LINES, _INTERVAL)
-        self._start, self._count = time.monotonic(), 0
 
 
 class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -114,16 +57,20 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         condition: ReadingCondition,
         on_reply: Callable[[ServerSession, int, memoryview], None],
         local: bool = False,
+        shared: bool = False,
     ) -> None:
         self.condition = condition
         self.condition.reader = self._reader = SocketReader()
         self.sessions: dict[int, ServerSession] = {}
+        self._by_number: dict[int, ServerSession] = {}
+        self._carriers: dict[int, LocalConnection] = {}  # by the process of the nodes
         self._tokens = TokenRegistry()
         self._waiting = WaitingStreams()
         self._refusals = RefusalLog()
         self._credentials = credentials
         self._limits = limits
         self._on_reply = on_reply
+        self._shared = shared  # by the nodes of a process: a connection for requests
         self._server: grpc.aio.Server | None = None
         host, port = split_address(address)
         self._socket: socket.socket | None = _reserve_port(host, port)
@@ -213,8 +160,11 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             old = self.sessions.get(node_id)
             if old is not None:
                 self.end(old, "replaced by a new session")
-            self.sessions[node_id] = ServerSession(run_id, node_id)
-        return self._tokens.issue(run_id, node_id)
+            session = self.sessions[node_id] = ServerSession(run_id, node_id)
+            token = self._tokens.issue(run_id, node_id)
+            session.number = session_number(token)
+            self._by_number[session.number] = session
+        return token
 
     def is_open(self, node_id: int) -> bool:
         """Return whether a node has a session that has not ended."""
@@ -226,6 +176,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if session.end_reason is None:
             session.end_reason = reason
             self._tokens.revoke(session.run_id, session.node_id)
+            self._by_number.pop(session.number, None)
             if session.connection is not None:
                 session.connection.put(END, reason.encode())
                 session.connection.close()
@@ -249,7 +200,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
         connection = SendQueue(context.peer())
         session = await self._authenticate(context, connection)
-        handle = partial(self._on_frame, session)
+        handle = partial(self._on_frame, session, connection)
         receive = read_frames(context, self._limits.max_frame, handle)
         reader = asyncio.ensure_future(self._read(receive, session, connection))
         try:
@@ -267,7 +218,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         connection = LocalConnection(stream, self._limits.max_frame)
         try:
             session = await self._authenticate(stream, connection)
-            received = self._reader.attach(connection, partial(self._on_frame, session))
+            handle = partial(self._on_frame, session, connection)
+            received = self._reader.attach(connection, handle)
             connection.start()
             receive = asyncio.wrap_future(received)
             await self._read(receive, session, connection)
@@ -339,7 +291,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         with self.condition:
             if session.connection is not connection:
                 return
-            session.connection, session.disconnected_at = None, time.monotonic()
+            session.disconnect()
+            self._replace_carrier(connection)
             self.condition.notify_all()
             ended = session.end_reason is not None
         if not ended:
@@ -365,17 +318,56 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         finally:
             connection.close()
 
-    def _on_frame(self, session: ServerSession, frame: memoryview) -> None:
+    def _replace_carrier(self, lost: Connection) -> None:
+        """Let the nodes whose requests used a connection use their own; lock held."""
+        if isinstance(lost, LocalConnection):
+            if self._carriers.get(lost.process) is lost:
+                del self._carriers[lost.process]
+            for session in self.sessions.values():
+                if session.carrier is lost and session.connection is not None:
+                    session.connect(session.connection)
+
+    def _share(self, session: ServerSession, connection: Connection) -> None:
+        """Let one connection carry the requests to all nodes of a process."""
+        if not (self._shared and isinstance(connection, LocalConnection)):
+            return
+        with self.condition:
+            # An unanswered request might be overtaken on another connection.
+            ready = session.connection is connection and not session.unanswered
+            if ready and connection.process:
+                known = self._carriers.setdefault(connection.process, connection)
+                session.carrier = known
+
+    def _on_frame(
+        self, session: ServerSession, connection: Connection, frame: memoryview
+    ) -> None:
         kind = bytes(frame[:1])
         if kind == REPLY:
-            sequence, _, payload = read_frame_head(frame)
-            self._on_reply(session, sequence, payload)
+            head, payload = read_frame_head(frame)
+            if head.session != session.number:
+                found = self._by_number.get(head.session)
+                local = isinstance(connection, LocalConnection)
+                if local and (found is None or found.connection is None):
+                    return  # it is repeated when the node has reconnected
+                if found is None or not _same_process(found.connection, connection):
+                    raise WireError("a reply of another session")
+                session = found
+            self._on_reply(session, head.sequence, payload)
+            if session.carrier is connection and not session.unanswered:
+                self._share(session, connection)
         elif kind == END:
             reason = bytes(frame[1:200]).decode(errors="replace")
             with self.condition:
                 self.end(session, f"the node ended it: {reason}")
         else:
             raise WireError("malformed frame")
+
+
+def _same_process(one: Connection | None, other: Connection) -> bool:
+    """Return whether two connections are Unix sockets to one process."""
+    if isinstance(one, LocalConnection) and isinstance(other, LocalConnection):
+        return one.process == other.process != 0
+    return False
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ says whether more chunks follow.
 import struct
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ _EMPTY: Final[dict[Any, dict[str, Any]]] = {
 _NUMPY: Final = "numpy.ndarray"
 _HEAD: Final = struct.Struct("<II")
 _ENTRY: Final = struct.Struct("<BQ")
-_FRAME_HEAD: Final = struct.Struct("<cQQ")  # kind and two sequence numbers
+_FRAME_HEAD: Final = struct.Struct("<cQQQ")  # kind, session, two sequence numbers
 ALIGNMENT: Final = 64  # of arrays in a frame, in bytes
 LAST: Final = b"\x00"
 _MORE: Final = b"\x01"
@@ -225,17 +225,25 @@ def _padding(position: int) -> int:
 # --- frames -----------------------------------------------------------------------
 
 
-def frame_head(kind: bytes, sequence: int, oldest: int = 0) -> bytes:
+class FrameHead(NamedTuple):
+    """The session of a request or a reply, and sequence numbers."""
+
+    session: int
+    sequence: int
+    oldest: int  # unanswered request of the session; 0 in a reply
+
+
+def frame_head(kind: bytes, session: int, sequence: int, oldest: int = 0) -> bytes:
     """Return the head of a request, with its oldest unanswered one, or of a reply."""
-    return _FRAME_HEAD.pack(kind, sequence, oldest)
+    return _FRAME_HEAD.pack(kind, session, sequence, oldest)
 
 
-def read_frame_head(frame: memoryview) -> tuple[int, int, memoryview]:
-    """Return sequence number, oldest sequence number and payload of a frame."""
+def read_frame_head(frame: memoryview) -> tuple[FrameHead, memoryview]:
+    """Return the head and the payload of a request or a reply."""
     if len(frame) < _FRAME_HEAD.size:
         raise WireError("malformed frame")
-    _, sequence, oldest = _FRAME_HEAD.unpack_from(frame)
-    return sequence, oldest, frame[_FRAME_HEAD.size :]
+    _, *head = _FRAME_HEAD.unpack_from(frame)
+    return FrameHead(*head), frame[_FRAME_HEAD.size :]
 
 
 def size(parts: Sequence[Buffer]) -> int:

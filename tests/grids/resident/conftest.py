@@ -18,7 +18,7 @@ def _identity() -> Iterator[None]:
     """Let messages be made in this process, and poll and log without delay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flower_vfl.grids.resident.grid._SLOW_POLL", 0.1)
-        patch.setattr("flower_vfl.grids.resident.stream_server._LINES", 1000)
+        patch.setattr("flower_vfl.grids.resident.admission._LINES", 1000)
         patch.setattr(TaskIdentity, "_run_id", RUN_ID)
         patch.setattr(TaskIdentity, "_node_id", 1)
         patch.setattr(TaskIdentity, "_task_id", 1)

@@ -15,9 +15,9 @@ import pytest
 from hostile_cases import CutGrid, HostileStreams, train
 from vertical_cases import assert_equal
 
-from flower_vfl.grids.resident import Limits, SessionError, stream_server
+from flower_vfl.grids.resident import Limits, SessionError, admission
+from flower_vfl.grids.resident.admission import RefusalLog, WaitingStreams
 from flower_vfl.grids.resident.authentication import RefusedError
-from flower_vfl.grids.resident.stream_server import RefusalLog, WaitingStreams
 
 Attack = Callable[..., HostileStreams]
 
@@ -112,12 +112,12 @@ def test_refusals_are_logged_at_a_limited_rate(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(stream_server, "_LINES", 3)
+    monkeypatch.setattr(admission, "_LINES", 3)
     refusals = RefusalLog()
     for number in range(10):
         refusals.add(f"peer {number}", "garbage")
     assert len(caplog.records) == 3
-    refusals._start -= stream_server._INTERVAL
+    refusals._start -= admission._INTERVAL
     refusals.flush()
     refusals.flush()
     assert len(caplog.records) == 4

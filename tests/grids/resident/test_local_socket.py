@@ -19,7 +19,14 @@ from flower_vfl.grids.resident import Limits, ResidentGrid
 from flower_vfl.grids.resident.authentication import Authentication
 from flower_vfl.grids.resident.event_loop import SendQueue
 from flower_vfl.grids.resident.local_socket import LocalConnection, LocalStream
-from flower_vfl.grids.resident.wire import WireError, decode, encode, read_frame_head
+from flower_vfl.grids.resident.wire import (
+    REPLY,
+    WireError,
+    decode,
+    encode,
+    frame_head,
+    read_frame_head,
+)
 from flower_vfl.protocol.messages import Content, TensorArray, Verb, request, to_tensor
 
 LENGTH = struct.Struct("<Q")
@@ -194,7 +201,7 @@ def test_a_tensor_uses_the_memory_in_which_it_arrived() -> None:
     arrays = {"a": torch.randn(300, 127), "b": torch.randn(1024, 33).T}
     content = Content(arrays={k: TensorArray(v) for k, v in arrays.items()}, step=1)
     message = request(Verb.TRAIN_STEP, 5, 1, content)
-    parts = [b"R" + bytes(16), *encode(message)]
+    parts = [frame_head(REPLY, 0, 0), *encode(message)]
     payload = b"".join(parts)
     found = []
     sent = LENGTH.pack(len(payload)) + payload
@@ -202,7 +209,7 @@ def test_a_tensor_uses_the_memory_in_which_it_arrived() -> None:
         near.sendall(sent[start : start + (1 << 16)])
         found += list(connection.receive())
     [frame] = found
-    got = decode(read_frame_head(frame)[2]).content["vfl-arrays"]
+    got = decode(read_frame_head(frame)[1]).content["vfl-arrays"]
     begin = torch.frombuffer(frame, dtype=torch.uint8).data_ptr()
     for name, tensor in arrays.items():
         read = to_tensor(got[name])

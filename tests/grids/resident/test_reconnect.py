@@ -9,10 +9,18 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import ErrorCode
-from resident_cases import GridMaker, Proxy, sleep_record, to_all, weights
+from resident_cases import (
+    GridMaker,
+    Proxy,
+    RecordingApp,
+    sleep_record,
+    step_record,
+    sums,
+    to_all,
+    weights,
+)
 
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
 from flower_vfl.grids.resident.local_socket import LocalConnection
@@ -23,40 +31,6 @@ def proxy() -> Iterator[Proxy]:
     made = Proxy()
     yield made
     made.stop()
-
-
-class RecordingApp:
-    """An app that records its executions and whose state depends on their order."""
-
-    def __init__(self) -> None:
-        self.executed: list[tuple[int, int]] = []
-        self.started = threading.Event()
-        self.app = ClientApp()
-
-        @self.app.train()
-        def train(message: Message, context: Context) -> Message:
-            self.started.set()
-            config = message.content.config_records["config"]
-            step, seconds = config["step"], config["seconds"]
-            assert isinstance(step, int) and isinstance(seconds, float)
-            time.sleep(seconds)
-            self.executed.append((context.node_id, step))
-            old = context.state.config_records.get("sum", ConfigRecord({"x": 0}))["x"]
-            assert isinstance(old, int)
-            context.state["sum"] = ConfigRecord({"x": (31 * old + step) % 1_000_003})
-            content = RecordDict({"sum": context.state.config_records["sum"]})
-            return Message(content, reply_to=message)
-
-
-def step_record(step: int, seconds: float = 0.0) -> RecordDict:
-    return RecordDict({"config": ConfigRecord({"step": step, "seconds": seconds})})
-
-
-def sums(replies: list[Message]) -> dict[int, object]:
-    return {
-        reply.metadata.src_node_id: reply.content.config_records["sum"]["x"]
-        for reply in replies
-    }
 
 
 def through(make_grid: GridMaker, proxy: Proxy, nodes: int, **options: object):  # type: ignore[no-untyped-def]
