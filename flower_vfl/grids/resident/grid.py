@@ -242,7 +242,7 @@ class ResidentGrid(WrappedGrid):
                 log(WARNING, "Session: node %s did not join: %s", node_id, reason)
             self._missing.update(failed)
         # Ten times a second, a simulation compares the messages that it still has with
-        # every node: with 256 nodes that takes more time than a training step.
+        # every node: 0.4 s of work with 256 nodes and a message for each.
         if self._detached:
             self._discard_replies()
         log(INFO, "Session: %s nodes joined", len(node_ids) - len(failed))
@@ -262,13 +262,19 @@ class ResidentGrid(WrappedGrid):
                     break
                 joined = partial(_all_joined, [server.sessions[n] for n in waiting])
                 server.condition.wait_for(joined, min(left, interval))
-            offers = {i: n for n, i in self._offer_ids.items() if n in waiting}
+            offers = {
+                i: n
+                for n, i in self._offer_ids.items()
+                if n in waiting or self._detached
+            }
             offline: list[int] = []
             for reply in self._grid.pull_messages(list(offers)) if offers else ():
                 # The SuperLink answers for an offline node, so its source is no help.
                 node_id = offers[reply.metadata.reply_to_message_id]
                 self._offer_ids.pop(node_id, None)
                 server.start()
+                if node_id not in waiting:  # it has joined
+                    continue
                 if not reply.has_error():
                     reasons[node_id] = "did not connect in time"
                     report = reply.content.config_records[settings.OPEN_RECORD]
