@@ -143,6 +143,7 @@ def start(
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # as `flower-vfl --engine ray` sets it
         },
         stdout=log,
         stderr=subprocess.STDOUT,

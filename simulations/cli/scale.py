@@ -76,7 +76,7 @@ def scale(
     parties: str = "1,2,4,8,16",
     uneven: str = "",
     seeds: int = 1,
-    engine: str = "in-process",
+    engine: str = "",
     out: Path | None = None,
     markdown: bool = False,
     as_json: bool = False,
@@ -85,13 +85,16 @@ def scale(
 
     Each number of parties is run twice: with the attacks, and for fewer epochs without
     them to measure time, bytes and memory. Finished runs are not repeated. More than 64
-    parties share the dataset 'synthetic', unless another one is given.
+    parties share the dataset 'synthetic' and compute on the engine 'stacked', unless
+    others are given.
     """
     set_log(verbose=False)
     sizes = sizes_of(parties)
     config = replace(config, split=division_of(uneven))
-    if config.dataset == DEFAULT.dataset and sizes[-1] > COLUMNS[config.dataset]:
+    many = sizes[-1] > COLUMNS[DEFAULT.dataset]
+    if config.dataset == DEFAULT.dataset and many:
         config = replace(config, dataset=_WIDEST)
+    engine = engine or ("stacked" if many else "in-process")
     columns_of(config, sizes[-1])  # refuses too few columns before anything runs
     source = source_of(config)
     study = run_study(

@@ -65,6 +65,15 @@ def test_replies_are_those_of_the_plain_grid(
     assert [m.metadata.message_type for m in plain_of(grid).sent] == [OPEN_TYPE] * 3
 
 
+def test_a_simulation_keeps_no_message_of_an_open_session(
+    make_grid: GridMaker,
+) -> None:
+    grid = make_grid(12)
+    grid.open()
+    assert len(plain_of(grid).sent) == 12
+    assert plain_of(grid).replies == {}
+
+
 def test_every_kind_of_record_arrives(make_grid: GridMaker) -> None:
     grid = make_grid(1)
     [reply] = grid.send_and_receive(to_all(grid, all_record_types(), "query.echo"))

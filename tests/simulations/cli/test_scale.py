@@ -186,7 +186,7 @@ def test_many_parties_share_a_wide_dataset_and_compute_as_one(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = ["--parties", "65", "--engine", "stacked", "--epochs", "1", "--json"]
+    arguments = ["--parties", "65", "--epochs", "1", "--json"]
     arguments += ["--limit", "200", "--out", str(tmp_path / "study")]
     code, out, _ = call(capsys, monkeypatch, "scale", *arguments)
     (size,) = json.loads(out)["sizes"]
