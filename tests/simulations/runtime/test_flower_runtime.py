@@ -153,13 +153,13 @@ def test_a_run_exchanges_messages_fails_and_leaves_nothing(
         if line == "finished query":
             during.update(processes_of(home))
 
-    settings = {"result": str(result), "table.text": text, "nodes": 3, "fail": "server"}
-    given = {"nodes": 3, "home": home, "timeout": 400, "on_line": on_line}
+    settings = {"result": str(result), "table.text": text, "nodes": 2, "fail": "server"}
+    given = {"nodes": 2, "home": home, "timeout": 400, "on_line": on_line}
     with pytest.raises(VerticalError, match="the server was told to fail"):
         run_app(app, run_config=settings, **given)
 
     assert json.loads(result.read_text()) == {
-        "rounds": [[[[2.0, 4.0], 1]] * 3, [[[2.0, 4.0], 2]] * 3],
+        "rounds": [[[[2.0, 4.0], 1]] * 2, [[[2.0, 4.0], 2]] * 2],
         "text": text,
     }
     assert [line for line in lines if line.startswith("finished")] == [
