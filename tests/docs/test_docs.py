@@ -110,7 +110,7 @@ def test_examples_run_and_print_what_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = short(document)
-    # The report of a study has tests of its own, and is drawn in test_docs_extension.
+    # The report of a study has tests of its own.
     monkeypatch.setattr(options, "write_report", undrawn)
     if name != "docs/report.md":
         monkeypatch.setattr(report_command, "write_report", undrawn)
