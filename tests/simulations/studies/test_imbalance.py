@@ -33,7 +33,7 @@ def test_the_generated_table_has_rare_positives_and_a_signal() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("none", *LEAKS),
+        ("none", "ladsg"),
         pytest.param(tuple(DEFAULTS["binary"]), marks=pytest.mark.extra),
     ],
     ids=["some", "all"],
@@ -56,6 +56,8 @@ def test_every_default_method_trains_with_rare_positives_or_is_marked(
     leaks = largest_leaks(records).groupby("run")["leak"].max()
     assert leaks["none"] > 0.99
     for name, largest in LEAKS.items():
+        if name not in names:
+            continue
         assert not marks[name]
         assert auc[name] >= auc["none"] - LARGEST_LOSS
         assert leaks[name] < largest
