@@ -8,6 +8,7 @@ import shutil
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -200,7 +201,7 @@ class Cell:
             return statistics.fmean(self.values)
         return (min if self.column.seeds == "min" else max)(self.values)
 
-    @property
+    @cached_property
     def deviation(self) -> float | None:
         """The standard deviation of a run; None for a single one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
@@ -280,8 +281,10 @@ def _values(
     beside = (*labels[:-1], column.beside) if column.beside else labels
     if any(column.name not in found.get(row, ()) for row in (labels, beside)):
         return pd.Series(dtype=float)  # not run, or not since the column is there
-    own, other = (found[row][column.name] * column.scale for row in (labels, beside))
-    values = compare(own, other, column.how) if column.beside else own
+    values = found[labels][column.name] * column.scale
+    if column.beside:
+        other = found[beside][column.name] * column.scale
+        values = compare(values, other, column.how)
     return values.dropna()
 
 

@@ -29,6 +29,7 @@ _TEMPLATES = Environment(
 _OVERVIEW = ["table", "runs", "minutes", "values compared", "alike"]
 _OVERVIEW += ["differ, with a reason", "differ, unexplained", "undecided"]
 _OVERVIEW += ["claims held", "claims missed", "claims undecided"]
+Saved = list[tuple[Experiment, pd.DataFrame]]  # with what was found
 CLAIM_HEADS = ["table", "claim", "paper", "ours", "verdict"]
 
 
@@ -146,17 +147,17 @@ def _sentence(claim: Mapping[str, Any]) -> str:
     return f"The paper: {claim['claim']}{ours}"
 
 
-def all_claims() -> list[dict[str, Any]]:
+def all_claims(saved: Saved | None = None) -> list[dict[str, Any]]:
     """Return the claims of all papers with the saved results, headlines first."""
     claims = [
         claim
-        for experiment, frame in _saved()
+        for experiment, frame in saved or _saved()
         for claim in claims_of(experiment, cells_of(experiment, frame))
     ]
     return sorted(claims, key=lambda claim: not claim["headline"])
 
 
-def _saved() -> list[tuple[Experiment, pd.DataFrame]]:
+def _saved() -> Saved:
     experiments = map(load_experiment, experiment_names())
     return [(experiment, saved_results(experiment)) for experiment in experiments]
 
@@ -237,7 +238,8 @@ def _one_line(cell: Cell, missing: str) -> str:
 
 def results_page() -> str:
     """Return the page of all results that are kept with the package."""
-    made, claims = _saved(), all_claims()
+    made = _saved()
+    claims = all_claims(made)
     counted = [_counted(experiment, frame) for experiment, frame in made]
     counts = pd.DataFrame([row[2:] for row in counted if row[2:]])
     total = ["**all**", "", *(f"{value:g}" for value in counts.astype(float).sum())]

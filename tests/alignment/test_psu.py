@@ -61,7 +61,7 @@ def id_sets(draw: st.DrawFn) -> list[list[object]]:
     return [draw(st.lists(pool, unique=True, max_size=8)) for _ in range(parties)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(id_sets(), st.sampled_from([0, 3]))
 def test_union_and_intersection_of_random_sets(
     sets: list[list[object]], padding: int
@@ -73,7 +73,7 @@ def test_union_and_intersection_of_random_sets(
 
 @pytest.mark.parametrize("group", GROUP_NAMES[1:])
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -41,6 +41,7 @@ def output(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.extra  # test_sweep has it for other methods, without a report
 def test_compare_takes_them_unasked(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

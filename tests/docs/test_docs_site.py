@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import runpy
 from dataclasses import fields
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -34,15 +35,19 @@ PACKAGES = [
 NEEDED = ("mkdocs", "material", "mkdocstrings_handlers.python")
 # What a browser loads by itself, as the attribute that says from where.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built strictly: any warning is an error."""
+def needed() -> None:
+    """Skip where the parts that build the site are not installed."""
     missing = [name for name in NEEDED if _is_missing(name)]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: pip install '.[docs]'")
+
+
+@pytest.fixture(scope="module")
+def site(needed: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: any warning is an error."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -84,22 +89,58 @@ class Loads(HTMLParser):
             self.loaded.append(address)
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    ids: set[str] = set()
-    for page in (site / "reference").glob("*.html"):
-        ids |= Loads(page).ids
+def missing_in(reference: set[str]) -> list[str]:
+    """Return the public names that a reference does not have."""
     missing = []
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in module.__all__:
             home = getattr(getattr(module, name), "__module__", package)
             places = {f"{each}.{name}" for each in (*PACKAGES, home)}
-            if not places & ids:
+            if not places & reference:
                 missing.append(f"{package}.{name}")
-    assert missing == []
+    return missing
 
 
-def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    reference = set(re.findall(r"(?:^::: |{ #)([\w.]+)", text, flags=re.MULTILINE))
+    assert missing_in(reference) == []
+    assert missing_in(reference - {"flower_vfl.LabelParty"}) == [
+        "flower_vfl.LabelParty"
+    ]
+
+
+@pytest.mark.usefixtures("needed")
+def test_the_tables_of_the_reference_have_every_command_and_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    commands, settings = (list(hooks[name]()) for name in ("_commands", "_settings"))
+    group = typer.main.get_command(cli.app)
+    for name in group.commands:  # type: ignore[attr-defined]
+        assert f"## flower-vfl {name}\n" in commands
+    for field in fields(RunConfig):
+        assert any(row.startswith(f"| `{key(field.name)}` |") for row in settings)
+    for name in ("commands", "settings"):
+        page = ROOT / "docs" / "reference" / f"{name}.md"
+        assert f"\n<!-- {name} -->\n" in page.read_text()
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+def test_every_public_name_is_on_the_site(site: Path) -> None:
+    ids: set[str] = set()
+    for page in (site / "reference").glob("*.html"):
+        ids |= Loads(page).ids
+    assert missing_in(ids) == []
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+def test_every_command_and_setting_is_on_the_site(site: Path) -> None:
     commands = Loads(site / "reference" / "commands.html")
     group = typer.main.get_command(cli.app)
     for name in group.commands:  # type: ignore[attr-defined]
@@ -109,6 +150,8 @@ def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
         assert f"<code>{key(field.name)}</code>" in settings
 
 
+@pytest.mark.extra
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20

@@ -200,7 +200,12 @@ def words_case() -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
 
 @pytest.mark.parametrize(
     ("make", "freeze", "mixed"),
-    [(table_case, 0, 1), (image_case, 1, 1), (words_case, 1, 1), (image_case, 1, 0)],
+    [
+        (table_case, 0, 1),
+        (words_case, 1, 1),
+        (image_case, 1, 0),
+        pytest.param(image_case, 1, 1, marks=pytest.mark.extra),
+    ],
 )
 def test_kinds_of_inputs(
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...], Tensor]],

@@ -21,7 +21,7 @@ GRADIENTS += "similarity,similarity:known=false,exploit:steps=100,pooled:score=c
 EMBEDDINGS = "embedding,similarity:on=embedding,similarity:on=embedding,known=false,"
 COMPLETION = "labels=20,steps=100,lambda_u=5,freeze_bottom=true,metric=auc"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "gradients": {"dataset": "credit-default", "limit": 2000, "attack": GRADIENTS},
+    "gradients": {"dataset": "credit-default", "limit": 1200, "attack": GRADIENTS},
     "embeddings": {"attack": f"{EMBEDDINGS}passive:{COMPLETION}", "epochs": 8},
     "malicious": {
         "attack": f"active:{COMPLETION}",

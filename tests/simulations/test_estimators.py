@@ -28,7 +28,10 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.parametrize("kind", [VerticalClassifier, VerticalRegressor])
+@pytest.mark.parametrize(
+    "kind",
+    [VerticalClassifier, pytest.param(VerticalRegressor, marks=pytest.mark.extra)],
+)
 def test_scikit_learns_own_checks(
     kind: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

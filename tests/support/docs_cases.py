@@ -103,7 +103,7 @@ def _words(text: str) -> list[str]:
     return [word for word in words if word]
 
 
-def _differs(expected: str, unit: str, word: str) -> bool:
+def _differs(expected: str, unit: str, word: str, tolerance: float) -> bool:
     number, got = _NUMBER.fullmatch(expected), _NUMBER.fullmatch(word)
     if "…" in expected:
         pattern = ".*".join(map(re.escape, expected.split("…")))
@@ -114,19 +114,19 @@ def _differs(expected: str, unit: str, word: str) -> bool:
         return True
     timed = unit.rstrip(".;:") in ("s", "ms") or number[3] == "×"
     values = [float(found[2].replace("−", "-")) for found in (number, got)]
-    return not timed and abs(values[0] - values[1]) > TOLERANCE
+    return not timed and abs(values[0] - values[1]) > tolerance
 
 
-def _mismatch(words: Sequence[str], got: Sequence[str]) -> str | None:
+def _mismatch(words: Sequence[str], got: Sequence[str], tolerance: float) -> str | None:
     """Return the first word that differs, compared up to the end of the shorter."""
     for index, (expected, word) in enumerate(zip(words, got, strict=False)):
         unit = words[index + 1] if index + 1 < len(words) else ""
-        if _differs(expected, unit, word):
+        if _differs(expected, unit, word, tolerance):
             return f"the document shows '{expected}', we got '{word}'"
     return None
 
 
-def same_output(shown: str, printed: str) -> None:
+def same_output(shown: str, printed: str, tolerance: float = TOLERANCE) -> None:
     """Compare word by word: texts and whole numbers exactly, fractions nearly.
 
     Times differ from run to run, ``…`` in a word stands for anything, and a line with
@@ -142,7 +142,7 @@ def same_output(shown: str, printed: str) -> None:
         starts = range(at, at + 1) if first else range(at, end + 1)
         starts = range(end, end + 1) if last else starts
         assert not (first and last) or end == at, full
-        reasons = {start: _mismatch(part, got[start:]) for start in starts}
+        reasons = {s: _mismatch(part, got[s:], tolerance) for s in starts}
         fits = [start for start, reason in reasons.items() if reason is None]
         assert fits, f"{reasons[starts[0]]}\n{full}"
         at = fits[0] + len(part)
@@ -222,18 +222,23 @@ def _once(command: re.Match[str]) -> str:
     return f"{command[1]} --epochs 1{' --seeds 1' if command[2] else ''}"
 
 
-def shortened(blocks: Sequence[Block]) -> list[Block]:
+def shortened(blocks: Sequence[Block], every: bool = False) -> list[Block]:
     """Let trainings whose numbers are not shown last for one epoch and one seed.
 
-    The folder of a run may be read by a later example, so runs with one stay.
+    The folder of a run may be read by a later example, so runs with one stay. With
+    ``every``, trainings whose numbers are shown are as short, and without the numbers.
     """
     pattern = r"^(flower-vfl (?:--plugin \S+ )*(?:sweep|run(?!.* --out)|(compare)) .*)$"
-    found = []
+    found, left_out = list[Block](), False
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         shown = after is not None and after.language == "text"
-        if block.language == "sh" and not shown:
+        if block.language == "sh" and (every or not shown):
             code = re.sub(pattern, _once, block.code, flags=re.MULTILINE)
+            left_out = shown and code != block.code
             block = replace(block, code=code)
+        elif block.language == "text" and left_out:
+            left_out = False
+            continue
         found.append(block)
     return found
 
@@ -244,10 +249,11 @@ def run_document(
     capsys: pytest.CaptureFixture[str],
     module: ModuleType,
     never: str | None = None,
+    tolerance: float = TOLERANCE,
 ) -> int:
     """Run the blocks of a document in order; return how many were run.
 
-    ``never`` is a reason why none of them is run.
+    ``never`` is a reason why none of them is run; fractions may differ by `tolerance`.
     """
     printed, count = None, 0
     for block in blocks:
@@ -255,7 +261,7 @@ def run_document(
         where = f"{name}, line {block.line}"
         if block.language == "text":
             assert printed is not None, f"{where}: whose output is this?"
-            same_output(block.code, printed)
+            same_output(block.code, printed, tolerance)
             printed = None
             continue
         run_block(block, where, module)

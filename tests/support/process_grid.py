@@ -3,17 +3,19 @@
 What a SuperLink and SuperNodes do in 30 seconds, without them: a message to a node
 starts a process that runs the ClientApp, and its reply is what the process sends back.
 The processes are forked from a server that has imported the app once and done nothing
-else.
+else. `flower_vfl_command` runs a command in such a process.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
@@ -33,7 +35,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 RUN_ID = 4711
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["flower_vfl.simulations.app"])
+# An optimizer imports torch._dynamo at its first step, which takes seconds.
+FORKS.set_forkserver_preload(["flower_vfl.simulations.app", "torch._dynamo"])
 Config = Mapping[str, UserConfigValue]
 
 
@@ -181,3 +184,21 @@ def answer(there: Connection, context: bytes, message: bytes) -> None:
     claim_identity(told.node_id)
     reply = client_app(message_from_proto(MessageProto.FromString(message)), told)
     there.send_bytes(message_to_proto(reply).SerializeToString())
+
+
+def flower_vfl_command(words: Sequence[str], errors: Path) -> ForkServerProcess:
+    """Start `flower-vfl` with these words; what it says of errors is in a file."""
+    process = FORKS.Process(target=_run_command, args=(list(words), errors))
+    process.start()
+    return process
+
+
+def _run_command(words: list[str], errors: Path) -> None:
+    """Run the command as a program does."""
+    places = {1: Path(os.devnull), 2: errors}
+    for output, path in places.items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), output)
+    from flower_vfl.simulations.cli.main import main
+
+    sys.argv = ["flower-vfl", *words]
+    main()

@@ -62,7 +62,13 @@ def join(attack: Attack, timeout: float) -> int:
         hostile.stop()
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["refuse newest", "drop oldest"])
+@pytest.mark.parametrize(
+    "old",
+    [
+        pytest.param(True, marks=pytest.mark.extra, id="refuse newest"),
+        pytest.param(False, id="drop oldest"),
+    ],
+)
 def test_forty_silent_streams(
     attack: Attack, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,7 +187,7 @@ def test_many_parties_share_a_wide_dataset_and_compute_as_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = ["--parties", "65", "--epochs", "1", "--json"]
-    arguments += ["--limit", "200", "--out", str(tmp_path / "study")]
+    arguments += ["--limit", "100", "--out", str(tmp_path / "study")]
     code, out, _ = call(capsys, monkeypatch, "scale", *arguments)
     (size,) = json.loads(out)["sizes"]
     assert code == 0 and size["parties"] == 65 and size["columns"] == [15, 16]

@@ -11,7 +11,7 @@ from cli_cases import call
 from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
 from flower_vfl.simulations.config import RunConfig
 
-FAST = ("--epochs", "60", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
+FAST = ("--epochs", "20", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
 
 
 def test_it_prints_what_the_library_chooses(
@@ -20,7 +20,7 @@ def test_it_prints_what_the_library_chooses(
     code, out, _ = call(capsys, monkeypatch, "select", *FAST, "--json")
     assert code == 0
     found = json.loads(out)
-    config = RunConfig(objective="gafm", aggregation="mean", width=1, epochs=60)
+    config = RunConfig(objective="gafm", aggregation="mean", width=1, epochs=20)
     chosen = choose_delta(config, (0.05, 0.3), 0.2, 1)
     assert found["delta"] == chosen.delta
     assert list(found["ratios"].values()) == list(chosen.ratios.values())
@@ -33,7 +33,7 @@ def test_settings_of_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('dataset = "breast-cancer"\nepochs = 60\nseed = 3\n')
+    file.write_text('dataset = "breast-cancer"\nepochs = 20\nseed = 3\n')
     arguments = ("select", "--config", str(file), *FAST[2:])
     code, out, _ = call(capsys, monkeypatch, *arguments)
     assert code == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from logging import INFO
@@ -24,7 +23,7 @@ from fault_cases import (
     wait_until,
 )
 from flwr.common.constant import SUPERLINK_NODE_ID
-from process_grid import ProcessGrid, claim_identity
+from process_grid import ProcessGrid, claim_identity, flower_vfl_command
 from resident_cases import Proxy
 
 from flower_vfl import PartyError
@@ -190,22 +189,19 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(
     words += ["--passive", files["shop"], "--passive", files["telco"]]
     words += ["--epochs", "10", "--batch-size", "16", "--checkpoint-every", "10"]
     here, there = tmp_path / "here", tmp_path / "there"
-    program = "from flower_vfl.simulations.cli.main import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words, "--out", str(there)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    errors = tmp_path / "errors.txt"
+    process = flower_vfl_command([*words, "--out", str(there)], errors)
     label = there / "parties" / "label"
     try:
         wait_until(lambda: newest_step(label) > STEPS, "the second epoch")
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=180)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(180)
     finally:
         process.kill()
-        process.communicate()
-    assert process.returncode == 130
-    assert said.startswith(b"flower-vfl: interrupted; the same command with --res")
+        process.join()
+    assert process.exitcode == 130
+    said = errors.read_text()
+    assert said.startswith("flower-vfl: interrupted; the same command with --res")
     step = newest_step(label)
     assert STEPS < step < 10 * STEPS
     assert not (there / "result.json").exists()

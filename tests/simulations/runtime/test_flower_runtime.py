@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,12 +138,13 @@ def files_in(folder: Path) -> set[Path]:
     return {path for path in paths if "__pycache__" not in path.parts}
 
 
+@pytest.mark.extra
 @flower
 @needs_proc
 def test_a_run_exchanges_messages_fails_and_leaves_nothing(
     app: Path, tmp_path: Path
 ) -> None:
-    """Runs that do not fail are those of test_app."""
+    """Runs that do not fail are those of test_app; failures as such are below."""
     home, result = tmp_path / "home", tmp_path / "result.json"
     text = 'a "quoted" text = with spaces, a \\ and an é'
     before = files_in(app)
@@ -153,13 +156,13 @@ def test_a_run_exchanges_messages_fails_and_leaves_nothing(
         if line == "finished query":
             during.update(processes_of(home))
 
-    settings = {"result": str(result), "table.text": text, "nodes": 3, "fail": "server"}
-    given = {"nodes": 3, "home": home, "timeout": 400, "on_line": on_line}
+    settings = {"result": str(result), "table.text": text, "nodes": 2, "fail": "server"}
+    given = {"nodes": 2, "home": home, "timeout": 400, "on_line": on_line}
     with pytest.raises(VerticalError, match="the server was told to fail"):
         run_app(app, run_config=settings, **given)
 
     assert json.loads(result.read_text()) == {
-        "rounds": [[[[2.0, 4.0], 1]] * 3, [[[2.0, 4.0], 2]] * 3],
+        "rounds": [[[[2.0, 4.0], 1]] * 2, [[[2.0, 4.0], 2]] * 2],
         "text": text,
     }
     assert [line for line in lines if line.startswith("finished")] == [
@@ -171,6 +174,27 @@ def test_a_run_exchanges_messages_fails_and_leaves_nothing(
     assert processes_of(home) == set()
     assert files_in(app) == before
     assert (home / "superlink.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        ([{"status": "finished:completed", "status-details": "N/A"}], None),
+        (
+            [{"status": "finished:failed", "status-details": "\x1b[1mit broke"}],
+            r"is finished:failed: it broke\n.* its log:\nthe first\nthe last line$",
+        ),
+        (
+            [{"status": "finished:failed", "status-details": "no heartbeat"}],
+            "did the machine run out of memory",
+        ),
+        ([], "expected one run on the SuperLink, found 0"),
+    ],
+)
+def test_a_failed_run_is_an_error(runs: list[dict[str, str]], told: str | None) -> None:
+    raised = pytest.raises(VerticalError, match=told) if told else nullcontext()
+    with raised:
+        flower_runtime._check_outcome(runs, ["the first", "the last line"])
 
 
 @pytest.mark.extra
@@ -206,11 +230,26 @@ def test_a_run_without_end_is_stopped(app: Path, tmp_path: Path) -> None:
 @needs_proc
 def test_a_run_is_stopped_after_its_time(app: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
+    before = files_in(app)
+    during: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            during.update(processes_of(home))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     start = time.monotonic()
     with pytest.raises(VerticalError, match=r"did not end within 2\.0 s"):
         run_app(app, run_config={}, nodes=1, home=home, timeout=2.0)
     assert time.monotonic() - start >= 2.0
+    done.set()
+    watcher.join()
+    # The process search does see the processes, so that its silence means something.
+    assert "flower-superlin" in during
     assert processes_of(home) == set()
+    assert files_in(app) == before
 
 
 @pytest.mark.extra

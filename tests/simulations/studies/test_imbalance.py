@@ -31,19 +31,18 @@ def test_the_generated_table_has_rare_positives_and_a_signal() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
+    ("names", "rows", "epochs"),
     [
-        ("none", *LEAKS),
-        pytest.param(tuple(DEFAULTS["binary"]), marks=pytest.mark.extra),
+        (("none", "ladsg"), 3000, 10),
+        pytest.param(tuple(DEFAULTS["binary"]), 5000, 16, marks=pytest.mark.extra),
     ],
     ids=["some", "all"],
 )
 def test_every_default_method_trains_with_rare_positives_or_is_marked(
-    names: tuple[str, ...], tmp_path: Path
+    names: tuple[str, ...], rows: int, epochs: int, tmp_path: Path
 ) -> None:
-    config = replace(
-        loan_config(tmp_path, 5000), attack="norm,mean", evaluate_every=16, epochs=16
-    )
+    measured = {"attack": "norm,mean", "evaluate_every": epochs}
+    config = replace(loan_config(tmp_path, rows), epochs=epochs, **measured)
     found = {
         name: run_in_process(parse_method(name).over(config, {}), False, False)
         for name in names
@@ -56,6 +55,8 @@ def test_every_default_method_trains_with_rare_positives_or_is_marked(
     leaks = largest_leaks(records).groupby("run")["leak"].max()
     assert leaks["none"] > 0.99
     for name, largest in LEAKS.items():
+        if name not in names:
+            continue
         assert not marks[name]
         assert auc[name] >= auc["none"] - LARGEST_LOSS
         assert leaks[name] < largest

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from cli_cases import call
 from fault_cases import wait_until
+from process_grid import flower_vfl_command
 from study_cases import document_of
 
 from flower_vfl.errors import PartyError
@@ -111,20 +110,18 @@ def test_only_the_first_signal_waits_for_the_end_of_a_step() -> None:
 
 def interrupt(folder: Path, seconds: float) -> tuple[int, str]:
     """Start a sweep, interrupt it after a while; return its code and its words."""
-    program = "from flower_vfl.simulations.cli.main import main; main()"
-    words = [sys.executable, "-c", program, *LONG, "--json", "--out", str(folder)]
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    errors = folder.with_suffix(".errors")
+    process = flower_vfl_command([*LONG, "--json", "--out", str(folder)], errors)
     try:
         wait_until((folder / "study.json").exists, "the study begins")
         time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=180)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(180)
     finally:
         process.kill()
-        process.communicate()
-    return process.returncode, said
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode, errors.read_text()
 
 
 @pytest.mark.slow

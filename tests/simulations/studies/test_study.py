@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from process_grid import FORKS
 from study_cases import columns_of, document_of, evaluation_rows, leak_rows
 
 from flower_vfl.errors import ConfigError, PartyError
@@ -325,15 +322,6 @@ def test_an_older_format_is_to_be_run_again(
 
 # --- real runs ----------------------------------------------------------------------
 
-RUN_IN_ANOTHER_PROCESS = """
-import sys
-from pathlib import Path
-sys.path[:0] = {folders!r}
-from test_study import trials_of
-from flower_vfl.simulations.studies.study import run_study
-run_study(Path(sys.argv[1]), "sweep", "t", trials_of("", "iso", seeds=range(3)))
-"""
-
 
 def finished(folder: Path) -> dict[str, tuple[int, int]]:
     files = folder.glob("runs/*/result.json")
@@ -342,23 +330,22 @@ def finished(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.slow
 def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    folders = [str(here), str(here.parents[1] / "support")]
-    code = RUN_IN_ANOTHER_PROCESS.format(folders=folders)
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    process = subprocess.Popen(command, start_new_session=True)
+    trials = trials_of("", "iso", seeds=range(5))
+    study = (tmp_path, "sweep", "t", trials)
+    process = FORKS.Process(target=run_study, args=study)
+    process.start()
     while len(finished(tmp_path)) < 2:
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.is_alive(), "it ended before it could be killed"
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     before = finished(tmp_path)
-    assert 2 <= len(before) < 6
-    run_study(tmp_path, "sweep", "t", trials_of("", "iso", seeds=range(3)))
+    assert 2 <= len(before) < len(trials)
+    run_study(*study)
     after = finished(tmp_path)
-    assert len(after) == 6
+    assert len(after) == len(trials)
     assert {key: after[key] for key in before} == before
-    assert len(pd.read_csv(tmp_path / "results.csv")) == 6
+    assert len(pd.read_csv(tmp_path / "results.csv")) == len(trials)
     left = [path.name for path in tmp_path.rglob(".*")]
     assert len(left) <= 1  # what was being written at that moment
 

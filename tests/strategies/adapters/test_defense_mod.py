@@ -125,6 +125,7 @@ def test_without_a_defense_the_app_trains_as_before(before: Outcome) -> None:
     assert after.auc == before.auc
 
 
+@pytest.mark.extra  # test_defended_grid has it for another app
 def test_marvell_lowers_the_leak_auc_of_the_app(before: Outcome) -> None:
     assert len(before.received) == 2 * 10 * DIGIT_EPOCHS
     assert before.received[0][0].shape == (128, 2, 8, 4)
