@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,16 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.auc import Pair
 
 from .cosine import CosineAttack
-from .known import SMALL, GroupedLabels, Known, clustered, finite_norms, to_numpy
+from .known import (
+    SMALL,
+    Array,
+    GroupedLabels,
+    Known,
+    clustered,
+    compare,
+    finite_norms,
+    to_numpy,
+)
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .registry import ScoreAttack, binary_leaks
@@ -107,7 +117,7 @@ def _leaks(
     before = [each.gradient if each.clean is None else each.clean for each in batches]
     clean = rows if before[0] is batches[0].gradient else _stack(before)
     try:
-        norms = finite_norms(rows)
+        norms = finite_norms(rows.transpose(0, 1)).T.contiguous()  # as in memory
     except ConfigError:
         return []
     if norms.dtype != rows.dtype:
@@ -116,20 +126,42 @@ def _leaks(
         return []
     given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
     known = _Stacked(*given, norms, clean)
-    each = [attack(rows, known).to(rows.device) for attack in attacks]
-    scores = torch.stack(each, dim=1)
-    finite = math.isfinite(float(scores.sum()))
+    scores = _scores(attacks, rows, known)
+    finite = math.isfinite(scores.sum())
     return binary_leaks(attacks, scores, known) if finite else []
+
+
+def _scores(attacks: Sequence[ScoreAttack], rows: Tensor, known: Known) -> Array:
+    """Return the scores of attacks on stacked rows, (parties, attacks, rows).
+
+    One product compares the rows with the vectors of all attacks.
+    """
+    comparing = [a for a in attacks if isinstance(a, CosineAttack | MeanAttack)]
+    vectors = [attack.vectors(rows, known) for attack in comparing]
+    norms = to_numpy(known.norms)
+    scores = np.empty((len(norms), len(attacks), norms.shape[1]), norms.dtype)
+    if comparing:
+        compared = compare(rows, known.norms, np.concatenate(vectors, axis=1))
+    start = 0
+    for number, attack in enumerate(attacks):
+        if isinstance(attack, CosineAttack | MeanAttack):
+            stop = start + vectors.pop(0).shape[1]
+            scores[:, number] = attack.score(compared.part(start, stop), known)
+            start = stop
+        else:
+            scores[:, number] = norms
+    return scores
 
 
 def _stack(gradients: Sequence[Tensor]) -> Tensor:
     """Return gradients as rows in a safe precision, (parties, rows, width)."""
     flat = [gradient.detach().flatten(1) for gradient in gradients]
-    if flat[0].numel() <= SMALL:
-        return torch.stack(flat).double()
-    stacked = _view(flat)
-    stacked = torch.stack(flat) if stacked is None else stacked
-    return stacked.float() if stacked.itemsize < 4 else stacked
+    small = flat[0].numel() <= SMALL
+    stacked = None if small else _view(flat)
+    if stacked is None:
+        stacked = torch.stack(flat, dim=1).transpose(0, 1)
+    wide = stacked.double() if small else stacked
+    return wide.float() if wide.itemsize < 4 else wide
 
 
 def _view(gradients: Sequence[Tensor]) -> Tensor | None:
