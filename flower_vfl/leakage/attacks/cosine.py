@@ -52,7 +52,7 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
 def _cosines(compared: Compared) -> Array:
     """Return the cosine of each row with each known one; 0 for a row of zeros."""
     both = np.sqrt(compared.lengths) * compared.norms
-    both = np.maximum(both, np.finfo(both.dtype).tiny)
+    np.maximum(both, np.finfo(both.dtype).tiny, out=both)
     return round_scores(compared.products / both, 1.0)
 
 
@@ -70,12 +70,12 @@ class CosineAttack:
 
     def vectors(self, rows: Tensor, known: Known) -> Array:
         """Return the known gradients."""
+        clean, chosen = to_numpy(known.clean), known.examples
         if rows.ndim > 2:  # of several parties
-            pairs = zip(known.clean, known.examples, strict=True)
-            chosen = [clean[row, None] for clean, row in pairs]
+            vectors = clean[range(len(clean)), chosen][:, None]
         else:
-            chosen = [known.clean[row] for row in known.examples]
-        return to_numpy(torch.stack(chosen).to(rows))
+            vectors = clean[chosen]
+        return vectors.astype(to_numpy(known.norms).dtype, copy=False)
 
     def score(self, compared: Compared, known: Known) -> Array:
         """Return the cosines with each of the known gradients, or with the only one."""

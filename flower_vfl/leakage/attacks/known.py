@@ -64,7 +64,7 @@ def clustered(rows: Tensor, norms: Array) -> bool:
     Their differences need more digits than single precision has.
     """
     count = norms.shape[-1]
-    most = 0.99 * np.square(norms).sum(axis=-1) / count
+    most = 0.99 / count * np.square(norms).sum(axis=-1)
     if (np.square(norms.sum(axis=-1) / count) <= most).all():
         return False  # the mean row is not longer than the mean norm
     mean = to_numpy(rows.mean(dim=-2))
@@ -84,10 +84,14 @@ class Compared(NamedTuple):
     lengths: Array  # of the vectors, squared, (..., vectors, 1)
     norms: Array  # of the rows, (..., 1, rows)
 
-    def part(self, start: int, stop: int) -> Compared:
-        """Return the comparison with some of the vectors."""
-        chosen = (each[..., start:stop, :] for each in self[:2])
-        return Compared(*chosen, self.norms)
+    def part(self, start: int, stop: int, groups: int = 0) -> Compared:
+        """Return the comparison with some of the vectors, perhaps of several groups."""
+        products, lengths = (each[..., start:stop, :] for each in self[:2])
+        if not groups:
+            return Compared(products, lengths, self.norms)
+        shape = len(products), groups, (stop - start) // groups, -1
+        both = products.reshape(shape), lengths.reshape(shape)
+        return Compared(*both, self.norms[:, None])
 
 
 def compare(rows: Tensor, norms: Tensor, vectors: Array) -> Compared:
@@ -107,7 +111,9 @@ def round_scores(scores: Array, largest: float | Array) -> Array:
     least = np.finfo(scores.dtype).tiny * 2.0**20
     digits = 30 if scores.dtype == np.float64 else 17
     part = np.asarray(np.maximum(largest, least) * 2.0**-digits, scores.dtype)
-    rounded: Array = np.rint(scores / part) * part
+    rounded: Array = scores / part
+    np.rint(rounded, out=rounded)
+    rounded *= part
     return rounded
 
 

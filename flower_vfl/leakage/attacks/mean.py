@@ -133,12 +133,14 @@ def _nearness(compared: Compared) -> Array:
     One score per row for two classes, and else a row of scores for each class.
     """
     relative = compared.lengths - 2.0 * compared.products  # ‖g−μ‖² − ‖g‖²
-    distances = np.sqrt(np.maximum(relative + np.square(compared.norms), 0.0))
+    distances = relative + np.square(compared.norms)
+    np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
     if distances.shape[-2] == 2:
         # The difference of the squares over the sum of the distances loses no digits.
         both = distances[..., 0, :] + distances[..., 1, :]
-        both = np.maximum(both, np.finfo(both.dtype).tiny)
-        gap: Array = (relative[..., 0, :] - relative[..., 1, :]) / both
+        np.maximum(both, np.finfo(both.dtype).tiny, out=both)
+        gap: Array = relative[..., 0, :] - relative[..., 1, :]
+        gap /= both
         return gap
     nearest, second = np.partition(distances, 1, axis=0)[:2]
     own = distances.argmin(axis=0) == np.arange(len(distances))[:, None]
@@ -196,7 +198,7 @@ def class_medians(
 
 
 def _side_by_side(rows: Tensor) -> Tensor:
-    """Return stacked rows of several parties as one matrix, with all of them in a row."""
+    """Return stacked rows of several parties as one matrix, without a copy of views."""
     return rows.transpose(0, 1).flatten(1) if rows.ndim > 2 else rows
 
 

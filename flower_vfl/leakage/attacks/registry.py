@@ -24,7 +24,7 @@ from .cosine import CosineAttack
 from .direct import DirectAttack
 from .embedding import EmbeddingAttack
 from .exploit import ExploitAttack
-from .known import Array, Known, to_numpy
+from .known import Array, Known
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .similarity import SimilarityAttack
@@ -146,13 +146,15 @@ def binary_leaks(
     Scores are (parties, attacks, rows), and `known` has one example of each party.
     """
     zeros, ones = map(len, known.groups)
-    pairs = torch.full((len(attacks),), zeros * ones)
-    ranked = scores.copy()
+    ranked, pairs = scores.copy(), [zeros * ones] * len(attacks)
     for i, attack in enumerate(attacks):
         if getattr(attack, "knows_examples", False):  # the lowest wins no pair
             lowest = np.nextafter(ranked[:, i].min(axis=-1), -np.inf)
             ranked[range(len(ranked)), i, known.examples] = lowest
             pairs[i] -= zeros
-    aucs = pairs_won(torch.from_numpy(ranked), known.labels == 1) / pairs
-    both = torch.stack((aucs, torch.maximum(aucs, 1.0 - aucs)), dim=-1)
-    return [list(map(tuple, party)) for party in both.tolist()]
+    found = []
+    for wins in pairs_won(torch.from_numpy(ranked), known.labels).tolist():
+        each = zip(wins, pairs, strict=True)
+        aucs = [won / count if count else math.nan for won, count in each]
+        found.append([(auc, max(auc, 1.0 - auc)) for auc in aucs])
+    return found

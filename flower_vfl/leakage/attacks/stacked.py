@@ -61,11 +61,11 @@ class _Stacked(Known):
     @cached_property
     def examples(self) -> list[int]:
         """Number of the row of each party whose clean gradient is known."""
-        group = self.groups[1]
-        if not to_numpy(self.clean[:, group[0]]).any(axis=1).all():
-            nonzero = to_numpy(self.clean[:, group]).any(axis=2)
+        group, clean = self.groups[1], to_numpy(self.clean)
+        if not clean[:, group[0]].any(axis=1).all():
+            nonzero = clean[:, group].any(axis=2)
             return [int(row) for row in group[nonzero.argmax(axis=1)]]
-        return [int(group[0])] * len(self.clean)
+        return [int(group[0])] * len(clean)
 
 
 def stacked_leaks(
@@ -134,22 +134,30 @@ def _leaks(
 def _scores(attacks: Sequence[ScoreAttack], rows: Tensor, known: Known) -> Array:
     """Return the scores of attacks on stacked rows, (parties, attacks, rows).
 
-    One product compares the rows with the vectors of all attacks.
+    One product compares the rows with the vectors of all attacks, and attacks of one
+    formula are scored together.
     """
-    comparing = [a for a in attacks if isinstance(a, CosineAttack | MeanAttack)]
-    vectors = [attack.vectors(rows, known) for attack in comparing]
     norms = to_numpy(known.norms)
     scores = np.empty((len(norms), len(attacks), norms.shape[1]), norms.dtype)
-    if comparing:
-        compared = compare(rows, known.norms, np.concatenate(vectors, axis=1))
-    start = 0
+    formulas: dict[object, list[tuple[int, CosineAttack | MeanAttack]]] = {}
     for number, attack in enumerate(attacks):
-        if isinstance(attack, CosineAttack | MeanAttack):
-            stop = start + vectors.pop(0).shape[1]
-            scores[:, number] = attack.score(compared.part(start, stop), known)
-            start = stop
+        if isinstance(attack, CosineAttack):
+            formulas.setdefault("cosine", []).append((number, attack))
+        elif isinstance(attack, MeanAttack):
+            formula = attack.hard, attack.held_out
+            formulas.setdefault(formula, []).append((number, attack))
         else:
             scores[:, number] = norms
+    groups = list(formulas.values())
+    vectors = [attack.vectors(rows, known) for group in groups for _, attack in group]
+    if vectors:
+        compared = compare(rows, known.norms, np.concatenate(vectors, axis=1))
+    start = 0
+    for group in groups:
+        stop = start + sum(len(each[0]) for each in vectors[: len(group)])
+        part = compared.part(start, stop, len(group))
+        scores[:, [number for number, _ in group]] = group[0][1].score(part, known)
+        start, vectors = stop, vectors[len(group) :]
     return scores
 
 
