@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from tempfile import SpooledTemporaryFile
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ Kind = tuple[str, str, str, str]  # metric, party, attack, layer
 _ROW = struct.Struct("=Iqd")  # number of a kind, step, value
 _IN_MEMORY = 1 << 20  # bytes of records before a temporary file takes them
 COLUMNS = ("metric", "party", "attack", "layer", "step", "value")
+_FIELDS = attrgetter(*COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,12 @@ class Records:
 
     def __iadd__(self, records: Iterable[Measurement]) -> Self:
         """Add records."""
-        kinds = self._kinds
+        kinds, rows = self._kinds, []
         for each in records:
             kind = each.metric, each.party, each.attack, each.layer
             number = kinds.setdefault(kind, len(kinds))
-            self._file.write(_ROW.pack(number, each.step, each.value))
+            rows.append(_ROW.pack(number, each.step, each.value))
+        self._file.write(b"".join(rows))
         return self
 
     def __len__(self) -> int:
@@ -101,8 +104,8 @@ class Records:
 
 def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:
     """Return records as one list per field, for messages, checkpoints and JSON."""
-    rows = list(records)
-    return {column: [getattr(row, column) for row in rows] for column in COLUMNS}
+    columns = list(zip(*map(_FIELDS, records), strict=True)) or [()] * len(COLUMNS)
+    return dict(zip(COLUMNS, map(list, columns), strict=True))
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Measurement]:

@@ -40,24 +40,29 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     >>> roc_auc(scores, torch.tensor([False, True, True])).tolist()
     [1.0, 0.5]
     """
-    scores, positive = scores.detach(), positive.to(scores.device, torch.bool)
+    ones = int(positive.count_nonzero())
+    pairs = ones * (len(positive) - ones)  # not a number if there are none
+    return pairs_won(scores.detach(), positive) / pairs
+
+
+def pairs_won(scores: Tensor, positive: Tensor) -> Tensor:
+    """Return in how many pairs the positive row has the higher score; ties are 0.5."""
+    positive = positive.to(scores.device, torch.bool)
     if scores.dtype == torch.float32 and scores.device.type == "cpu":
-        return _sorted_auc(scores, positive)
+        return _pairs_in_order(scores, positive)
     ones, zeros = positive.nonzero()[:, 0], (~positive).nonzero()[:, 0]
-    return _pairwise_auc(scores, ones, zeros)
+    return _pairs_found(scores, ones, zeros)
 
 
-def _pairwise_auc(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
-    """Return AUCs from the row numbers of both classes."""
-    if not len(ones) or not len(zeros):
-        return scores.new_full(scores.shape[:-1], torch.nan, dtype=torch.float64)
+def _pairs_found(scores: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
+    """Return pairs won from the row numbers of both classes."""
     if len(ones) > len(zeros):  # look up the smaller class in the larger
-        return 1.0 - _pairwise_auc(scores, zeros, ones)
+        return len(ones) * len(zeros) - _pairs_found(scores, zeros, ones)
     table = _sort(scores.index_select(-1, zeros)).contiguous()
     sought = scores.index_select(-1, ones).contiguous()
     wins = torch.searchsorted(table, sought).sum(dim=-1)
     wins += torch.searchsorted(table, sought, right=True).sum(dim=-1)
-    return wins.double() / (2.0 * len(ones) * len(zeros))
+    return wins.double() / 2.0
 
 
 def _sort(values: Tensor) -> Tensor:
@@ -66,37 +71,39 @@ def _sort(values: Tensor) -> Tensor:
     return values.sort(dim=-1).values
 
 
-def _sorted_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return AUCs of single-precision scores from a sort, or two where there are ties.
+def _pairs_in_order(scores: Tensor, positive: Tensor) -> Tensor:
+    """Return pairs won by single-precision scores, from two sorts.
 
-    A label fits into the bits that a single-precision number leaves free in a double,
-    so that a sort brings scores and labels into order. It puts the tied rows of one
-    class before those of the other; where that happens, a second sort with opposite
-    labels puts them the other way round, and the mean of both is what a tie counts.
-    Several rows of scores take a quarter of the time of :func:`_pairwise_auc`.
+    The sorts are of integers whose last bit is the label, or its opposite. One puts the
+    negative rows of a tie before the positive ones, the other puts them behind, and the
+    mean of both is what a tie counts. Several rows of scores take a fraction of the
+    time of :func:`_pairs_found`.
     """
     rows = scores.shape[-1]
-    label = positive.numpy().astype(np.int64)
-    doubles = scores.numpy().astype(np.float64).reshape(-1, rows)
-    doubles += 0.0  # makes -0 a 0
-    order = _sort_marked(doubles, label)
+    keys = _sort_keys(scores.numpy().reshape(-1, rows))
+    label = positive.numpy().astype(keys.dtype)
+    order = keys | np.stack((label, label ^ 1))[:, None]
+    order.sort(axis=-1)
+    order &= 1
     ranks = np.arange(rows, dtype=np.float64)
-    own = (order & 1).astype(np.float64) @ ranks
-    tied = ((order[:, 1:] ^ order[:, :-1]) == 1).any(axis=-1)
-    if tied.any():
-        other = (_sort_marked(doubles[tied], 1 - label) & 1).astype(np.float64)
-        own[tied] = (own[tied] + rows * (rows - 1) / 2.0 - other @ ranks) / 2.0
-    ones = int(label.sum())
-    wins = torch.from_numpy(own).reshape(scores.shape[:-1])
-    # Not a number if there are no pairs.
-    return wins.sub_(ones * (ones - 1) / 2.0).div_(ones * (rows - ones))
+    positives, negatives = order.astype(np.float64) @ ranks  # sums of their ranks
+    ones = int(np.count_nonzero(label))
+    both = positives - negatives + rows * (rows - 1) / 2.0
+    wins = torch.from_numpy(0.5 * (both - ones * (ones - 1)))
+    return wins.reshape(scores.shape[:-1])
 
 
-def _sort_marked(doubles: NDArray[np.float64], mark: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers in order, as bits of which the last one is the mark."""
-    marked: NDArray[Any] = doubles.view(np.int64) | mark
-    marked.view(np.float64).sort(axis=-1)
-    return marked
+def _sort_keys(scores: NDArray[np.float32]) -> NDArray[Any]:
+    """Return even integers in the order of each row's numbers, of 32 bits if they fit.
+
+    These take less than half the time of 64 bits to sort.
+    """
+    bits = (scores + np.float32(0.0)).view(np.int32)  # the sum makes -0 a 0
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # the order of negative numbers is reversed
+    bits -= bits.min(axis=-1, keepdims=True, initial=2**31 - 1)  # modulo 2**32
+    keys = bits.view(np.uint32)
+    fit = keys.max(initial=0) < 2**31
+    return (keys if fit else keys.astype(np.uint64)) << 1
 
 
 def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:

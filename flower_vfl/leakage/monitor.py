@@ -251,7 +251,7 @@ class LeakageMonitor:
             clean = {name: part[real] for name, part in clean.items()}
             labels, rows = labels[real], None if rows is None else rows[real]
             embeddings = {n: part[real] for n, part in (embeddings or {}).items()}
-        if self.settings.by_epoch or self.canaries is not None:
+        if self.needs_rows or self.canaries is not None:
             if rows is None:
                 raise ConfigError(
                     "an attack on an epoch has to know the numbers of the rows"

@@ -28,10 +28,14 @@ def stream(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("ties", [0, 3, 50])
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_auc(ties: int, rate: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("scale", [2.0**-10, 1.0, 2.0**100])  # fits in 32 bits or not
+def test_auc(ties: int, rate: float, dtype: torch.dtype, scale: float) -> None:
     scores = torch.randn(6, 500, generator=stream(ties), dtype=dtype)
     if ties:
         scores = (scores * ties).round() / ties
+    scores *= scale
+    scores[1].abs_()
+    scores[2, ::2] *= 0.0  # 0 and -0 tie
     positive = torch.rand(500, generator=stream(1)) < rate
     expected = [metrics.roc_auc_score(positive, row) for row in scores.numpy()]
     found = roc_auc(scores, positive)

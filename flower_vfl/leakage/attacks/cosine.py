@@ -12,7 +12,16 @@ from torch import Tensor
 
 from flower_vfl.objectives import Task
 
-from .known import Known, as_rows, products, round_scores, rows_and_norms, to_numpy
+from .known import (
+    Array,
+    Compared,
+    Known,
+    as_rows,
+    compare,
+    round_scores,
+    rows_and_norms,
+    to_numpy,
+)
 
 
 def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
@@ -35,17 +44,16 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
     rows, norms = rows_and_norms(gradient)
     several = positive.shape != gradient.shape[1:]
     known = as_rows(positive.reshape(-1, rows.shape[1]))
-    cosines = _cosines(rows, norms, known)
-    return cosines if several else cosines[:, 0]
+    cosines = _cosines(compare(rows, norms, to_numpy(known.to(rows))))
+    scores = torch.from_numpy(cosines.T).to(rows.device)
+    return scores if several else scores[:, 0]
 
 
-def _cosines(rows: Tensor, norms: Tensor, known: Tensor) -> Tensor:
+def _cosines(compared: Compared) -> Array:
     """Return the cosine of each row with each known one; 0 for a row of zeros."""
-    vectors, lengths = to_numpy(known.to(rows)), to_numpy(norms)
-    both = np.linalg.norm(vectors, axis=-1, keepdims=True) * lengths[..., None, :]
-    both = np.maximum(both, np.finfo(both.dtype).tiny)
-    cosines = round_scores(products(rows, vectors) / both, 1.0)
-    return torch.from_numpy(cosines.swapaxes(-1, -2)).to(rows.device)
+    both = np.sqrt(compared.lengths) * compared.norms
+    np.maximum(both, np.finfo(both.dtype).tiny, out=both)
+    return round_scores(compared.products / both, 1.0)
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,19 @@ class CosineAttack:
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return the cosines, with one column per class of a multi-class task."""
-        if gradient.ndim > 2:  # of several parties
-            pairs = zip(known.clean, known.examples, strict=True)
-            positive = torch.stack([clean[row, None] for clean, row in pairs])
+        compared = compare(gradient, known.norms, self.vectors(gradient, known))
+        return torch.from_numpy(self.score(compared, known).T).to(gradient.device)
+
+    def vectors(self, rows: Tensor, known: Known) -> Array:
+        """Return the known gradients."""
+        clean, chosen = to_numpy(known.clean), known.examples
+        if rows.ndim > 2:  # of several parties
+            vectors = clean[range(len(clean)), chosen][:, None]
         else:
-            positive = torch.stack([known.clean[i] for i in known.examples])
-        cosines = _cosines(gradient, known.norms, positive)
-        return cosines[..., 0] if known.task == "binary" else cosines
+            vectors = clean[chosen]
+        return vectors.astype(to_numpy(known.norms).dtype, copy=False)
+
+    def score(self, compared: Compared, known: Known) -> Array:
+        """Return the cosines with each of the known gradients, or with the only one."""
+        cosines = _cosines(compared)
+        return cosines[..., 0, :] if known.task == "binary" else cosines

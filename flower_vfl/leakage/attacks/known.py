@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ def clustered(rows: Tensor, norms: Array) -> bool:
     Their differences need more digits than single precision has.
     """
     count = norms.shape[-1]
-    most = 0.99 * np.square(norms).sum(axis=-1) / count
+    most = 0.99 / count * np.square(norms).sum(axis=-1)
     if (np.square(norms.sum(axis=-1) / count) <= most).all():
         return False  # the mean row is not longer than the mean norm
     mean = to_numpy(rows.mean(dim=-2))
@@ -77,9 +77,28 @@ def to_numpy(tensor: Tensor) -> Array:
     return array
 
 
-def products(rows: Tensor, vectors: Array) -> Array:
-    """Return the product of each vector with each row, (vectors, rows)."""
-    return to_numpy(torch.from_numpy(vectors).to(rows) @ rows.mT)
+class Compared(NamedTuple):
+    """What the distances and the angles of rows and vectors follow from."""
+
+    products: Array  # (..., vectors, rows)
+    lengths: Array  # of the vectors, squared, (..., vectors, 1)
+    norms: Array  # of the rows, (..., 1, rows)
+
+    def part(self, start: int, stop: int, groups: int = 0) -> Compared:
+        """Return the comparison with some of the vectors, perhaps of several groups."""
+        products, lengths = (each[..., start:stop, :] for each in self[:2])
+        if not groups:
+            return Compared(products, lengths, self.norms)
+        shape = len(products), groups, (stop - start) // groups, -1
+        both = products.reshape(shape), lengths.reshape(shape)
+        return Compared(*both, self.norms[:, None])
+
+
+def compare(rows: Tensor, norms: Tensor, vectors: Array) -> Compared:
+    """Compare each row with each vector; those of several parties may be stacked."""
+    products = to_numpy(torch.from_numpy(vectors).to(rows) @ rows.mT)
+    lengths = np.square(vectors).sum(axis=-1, keepdims=True)
+    return Compared(products, lengths, to_numpy(norms)[..., None, :])
 
 
 def round_scores(scores: Array, largest: float | Array) -> Array:
@@ -92,7 +111,9 @@ def round_scores(scores: Array, largest: float | Array) -> Array:
     least = np.finfo(scores.dtype).tiny * 2.0**20
     digits = 30 if scores.dtype == np.float64 else 17
     part = np.asarray(np.maximum(largest, least) * 2.0**-digits, scores.dtype)
-    rounded: Array = np.rint(scores / part) * part
+    rounded: Array = scores / part
+    np.rint(rounded, out=rounded)
+    rounded *= part
     return rounded
 
 
@@ -113,16 +134,18 @@ class GroupedLabels:
             if not np.isfinite(values).all():
                 raise ConfigError("some labels are missing or infinite")
             return cls(task, torch.from_numpy(values.astype(np.float64)), (), ())
-        classes = [0, 1] if task == "binary" else np.unique(values).tolist()
+        binary = task == "binary"
+        classes = [0, 1] if binary else np.unique(values).tolist()
         found = {c: np.flatnonzero(values == c) for c in classes}
         groups = {int(c): group for c, group in found.items() if len(group)}
-        whole = all(c == int(c) >= 0 for c in found if c == c)
+        whole = binary or all(c == int(c) >= 0 for c in found if c == c)
         if sum(map(len, groups.values())) != len(values) or not whole:
-            wanted = "0 or 1" if task == "binary" else "class numbers from 0"
+            wanted = "0 or 1" if binary else "class numbers from 0"
             raise ConfigError(f"labels of a {task} task must be {wanted}")
-        codes = np.empty(len(values), dtype=np.int64)
+        codes = np.zeros(len(values), dtype=np.int64)
         for code, group in enumerate(groups.values()):
-            codes[group] = code
+            if code:
+                codes[group] = code
         return cls(task, torch.from_numpy(codes), tuple(groups), tuple(groups.values()))
 
     @property

@@ -5,11 +5,10 @@ Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, require
@@ -17,9 +16,10 @@ from flower_vfl.objectives import Task
 
 from .known import (
     Array,
+    Compared,
     Known,
     as_rows,
-    products,
+    compare,
     round_scores,
     rows_and_norms,
     to_numpy,
@@ -115,43 +115,43 @@ def _center_attack(
 ) -> Tensor:
     rows, norms = rows_and_norms(as_rows(gradient).double())
     if centers is not None:
-        scores = _nearness(rows, norms, to_numpy(as_rows(centers).double()))
+        known = to_numpy(as_rows(centers).double())
     elif labels is not None:
-        scores = _nearness(rows, norms, find(rows, _groups(labels, len(rows))))
+        known = find(rows, _groups(labels, len(rows)))
     else:
         raise ConfigError("the attack needs labels or the center of each class")
-    found = _nearest_class(scores) if hard else _merge_ties(scores)
-    return torch.from_numpy(found).to(rows.device)
+    scores = _nearness(compare(rows, norms, known))
+    if hard:
+        chosen = scores >= 0 if scores.ndim == 1 else scores.argmax(axis=0)
+        return torch.from_numpy(chosen.astype(np.int64)).to(rows.device)
+    return torch.from_numpy(_merge_ties(scores, len(known)).T).to(rows.device)
 
 
-def _nearness(rows: Tensor, norms: Tensor, centers: Array) -> Array:
+def _nearness(compared: Compared) -> Array:
     """Return how much nearer rows are to the center of a class than to the others.
 
-    For two classes, rows and centers of several parties may be stacked.
+    One score per row for two classes, and else a row of scores for each class.
     """
-    lengths = np.square(centers).sum(axis=-1, keepdims=True)
-    relative = lengths - 2.0 * products(rows, centers)  # ‖g−μ‖² − ‖g‖²
-    squares = np.square(to_numpy(norms))[..., None, :]
-    distances = np.sqrt(np.maximum(relative + squares, 0.0))
-    if centers.shape[-2] == 2:
+    relative = compared.lengths - 2.0 * compared.products  # ‖g−μ‖² − ‖g‖²
+    distances = relative + np.square(compared.norms)
+    np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
+    if distances.shape[-2] == 2:
         # The difference of the squares over the sum of the distances loses no digits.
-        both = np.maximum(distances.sum(axis=-2), np.finfo(distances.dtype).tiny)
-        gap: Array = (relative[..., 0, :] - relative[..., 1, :]) / both
+        both = distances[..., 0, :] + distances[..., 1, :]
+        np.maximum(both, np.finfo(both.dtype).tiny, out=both)
+        gap: Array = relative[..., 0, :] - relative[..., 1, :]
+        gap /= both
         return gap
     nearest, second = np.partition(distances, 1, axis=0)[:2]
-    own = distances.argmin(axis=0) == np.arange(len(centers))[:, None]
+    own = distances.argmin(axis=0) == np.arange(len(distances))[:, None]
     scores: Array = np.where(own, second, nearest) - distances
-    return scores.T
+    return scores
 
 
-def _nearest_class(scores: Array) -> Array:
-    """Return the position of the nearest center."""
-    chosen = scores >= 0 if scores.ndim == 1 else scores.argmax(axis=1)
-    return chosen.astype(np.int64)
-
-
-def _merge_ties(scores: Array) -> Array:
-    return round_scores(scores, float(np.abs(scores).max()))
+def _merge_ties(scores: Array, classes: int) -> Array:
+    """Round scores to a part of the largest one, of each party or of all classes."""
+    axis = -1 if classes == 2 else None
+    return round_scores(scores, np.abs(scores).max(axis=axis, keepdims=True))
 
 
 def _groups(labels: Tensor, rows: int) -> list[Array]:
@@ -171,20 +171,41 @@ def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     members = np.zeros((len(groups), rows.shape[-2]), dtype=np.float32)
     for member, group in zip(members, groups, strict=True):
         member[group] = 1.0
-    sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
-    means: Array = sums / members.sum(axis=1, keepdims=True)
-    return means
+    sums = to_numpy(torch.from_numpy(members).to(rows) @ _side_by_side(rows))
+    return _by_party(sums / members.sum(axis=1, keepdims=True), rows)
 
 
 def class_medians(
     rows: Tensor, groups: Sequence[Array], sample: int | None = None
 ) -> Array:
-    """Return the median of every coordinate of each group, or of a sample of each."""
+    """Return the median of every coordinate of each group, or of a sample of each.
+
+    Several times faster than np.median and torch.median, see benchmarks/meter_cost.py.
+    """
     chosen = [_thin(group, sample) for group in groups]
-    if len({len(group) for group in chosen}) == 1:
-        return _medians(rows, np.stack(chosen))
-    each = [_medians(rows, group[None]) for group in chosen]
-    return np.concatenate(each, axis=-2)
+    numbers = torch.from_numpy(np.concatenate(chosen)).to(rows.device)
+    columns = to_numpy(_side_by_side(rows).index_select(0, numbers).T.contiguous())
+    medians, start = [], 0
+    for group in chosen:
+        values = columns[:, start : start + len(group)]
+        values.sort(axis=-1)  # for floats as fast as a partition
+        start, half = start + len(group), len(group) // 2
+        median = values[:, half]
+        if len(group) % 2 == 0:  # halves: the sum of two large numbers overflows
+            median = 0.5 * median + 0.5 * values[:, half - 1]
+        medians.append(median)
+    return _by_party(np.stack(medians), rows)
+
+
+def _side_by_side(rows: Tensor) -> Tensor:
+    """Return stacked rows of several parties as one matrix, without a copy of views."""
+    return rows.transpose(0, 1).flatten(1) if rows.ndim > 2 else rows
+
+
+def _by_party(centers: Array, rows: Tensor) -> Array:
+    """Return the centers of rows that are side by side, stacked as the rows are."""
+    shape = len(centers), *rows.shape[:-2], rows.shape[-1]
+    return centers.reshape(shape).swapaxes(0, -2)
 
 
 def _thin(group: Array, sample: int | None) -> Array:
@@ -193,21 +214,6 @@ def _thin(group: Array, sample: int | None) -> Array:
         return group
     thinned: Array = group[np.arange(sample) * len(group) // sample]
     return thinned
-
-
-def _medians(rows: Tensor, groups: Array) -> Array:
-    """Return the median of every column of each of several groups of one size.
-
-    Several times faster than np.median and torch.median, see benchmarks/meter_cost.py.
-    """
-    chosen = torch.from_numpy(to_numpy(rows)[..., groups, :])
-    columns = chosen.mT.contiguous().numpy()
-    columns.sort(axis=-1)  # for floats as fast as a partition
-    half = groups.shape[1] // 2
-    medians: Array = columns[..., half]
-    if groups.shape[1] % 2 == 0:  # halves: the sum of two large numbers overflows
-        medians = 0.5 * medians + 0.5 * columns[..., half - 1]
-    return medians
 
 
 @dataclass(frozen=True)
@@ -229,29 +235,31 @@ class MeanAttack:
         if self.sums:
             gradient, norms = rows_and_norms(gradient.sum(dim=1, keepdim=True))
             known = replace(known, norms=norms)
-        if self.held_out:
-            first = [group[0::2] for group in known.groups]
-            second = [g[1::2] if len(g) > 1 else g for g in known.groups]
-            scores = self._compare(gradient, known, first)
-            scored: Any = np.concatenate(first)
-            scored = (..., scored) if gradient.ndim > 2 else scored
-            scores[scored] = self._compare(gradient, known, second)[scored]
-        else:
-            scores = self._compare(gradient, known, known.groups)
-        if not self.hard:
-            if gradient.ndim > 2:  # of several parties
-                largest = np.abs(scores).max(axis=-1, keepdims=True)
-                return torch.from_numpy(round_scores(scores, largest))
-            return torch.from_numpy(_merge_ties(scores)).to(gradient.device)
-        if gradient.ndim > 2:
-            return torch.from_numpy(scores >= 0).to(gradient)
-        chosen = torch.from_numpy(_nearest_class(scores))
-        if scores.ndim > 1:
-            chosen = F.one_hot(chosen, scores.shape[1])
-        return chosen.to(gradient)
+        compared = compare(gradient, known.norms, self.vectors(gradient, known))
+        return torch.from_numpy(self.score(compared, known).T).to(gradient.device)
 
-    def _compare(self, rows: Tensor, known: Known, groups: Sequence[Array]) -> Array:
-        return _nearness(rows, known.norms, self.centers(rows, groups))
+    def vectors(self, rows: Tensor, known: Known) -> Array:
+        """Return the centers that rows are compared with, of each half if held out."""
+        if not self.held_out:
+            return self.centers(rows, known.groups)
+        first = [group[0::2] for group in known.groups]
+        second = [g[1::2] if len(g) > 1 else g for g in known.groups]
+        both = self.centers(rows, first), self.centers(rows, second)
+        return np.concatenate(both, axis=-2)
+
+    def score(self, compared: Compared, known: Known) -> Array:
+        """Return a score per row of each party, or a row of them for each class."""
+        classes = len(known.groups)
+        scores = _nearness(compared.part(0, classes))
+        if self.held_out:
+            first = np.concatenate([group[0::2] for group in known.groups])
+            other = _nearness(compared.part(classes, 2 * classes))
+            scores[..., first] = other[..., first]
+        if not self.hard:
+            return _merge_ties(scores, classes)
+        if classes > 2:
+            return np.eye(classes, dtype=scores.dtype)[:, scores.argmax(axis=0)]
+        return (scores >= 0).astype(scores.dtype)
 
     def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
         """Return the mean of each group of rows."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name
-from flower_vfl.leakage.auc import Pair, leak_pair, roc_auc
+from flower_vfl.leakage.auc import Pair, leak_pair, pairs_won
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
@@ -24,7 +24,7 @@ from .cosine import CosineAttack
 from .direct import DirectAttack
 from .embedding import EmbeddingAttack
 from .exploit import ExploitAttack
-from .known import Array, Known, to_numpy
+from .known import Array, Known
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .similarity import SimilarityAttack
@@ -139,26 +139,22 @@ def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
 
 
 def binary_leaks(
-    attacks: Sequence[ScoreAttack], scores: Tensor, known: Known
+    attacks: Sequence[ScoreAttack], scores: Array, known: Known
 ) -> list[list[Pair]]:
     """Return :func:`_leak` of all parties from one sort (benchmarks/meter_cost.py).
 
     Scores are (parties, attacks, rows), and `known` has one example of each party.
     """
-    aucs = to_numpy(roc_auc(scores, known.labels == 1))
+    zeros, ones = map(len, known.groups)
+    ranked, pairs = scores.copy(), [zeros * ones] * len(attacks)
     for i, attack in enumerate(attacks):
-        if getattr(attack, "knows_examples", False):
-            aucs[:, i] = _without_examples(aucs[:, i], to_numpy(scores[:, i]), known)
-    flipped = np.maximum(aucs, 1.0 - aucs).tolist()
-    pairs = zip(aucs.tolist(), flipped, strict=True)
-    return [list(zip(*both, strict=True)) for both in pairs]
-
-
-def _without_examples(aucs: Array, scores: Array, known: Known) -> Array:
-    """Return AUCs without the pairs of one positive row of each party."""
-    zeros, ones = known.groups
-    negative, own = scores[:, zeros], scores[range(len(scores)), known.examples, None]
-    wins = (negative < own).sum(axis=1) + 0.5 * (negative == own).sum(axis=1)
-    pairs = (len(ones) - 1) * len(zeros)
-    found: Array = aucs * (pairs + len(zeros)) - wins
-    return found / pairs if pairs else found * math.nan
+        if getattr(attack, "knows_examples", False):  # the lowest wins no pair
+            lowest = np.nextafter(ranked[:, i].min(axis=-1), -np.inf)
+            ranked[range(len(ranked)), i, known.examples] = lowest
+            pairs[i] -= zeros
+    found = []
+    for wins in pairs_won(torch.from_numpy(ranked), known.labels).tolist():
+        each = zip(wins, pairs, strict=True)
+        aucs = [won / count if count else math.nan for won, count in each]
+        found.append([(auc, max(auc, 1.0 - auc)) for auc in aucs])
+    return found

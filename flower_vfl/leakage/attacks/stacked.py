@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,16 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.auc import Pair
 
 from .cosine import CosineAttack
-from .known import SMALL, GroupedLabels, Known, clustered, finite_norms, to_numpy
+from .known import (
+    SMALL,
+    Array,
+    GroupedLabels,
+    Known,
+    clustered,
+    compare,
+    finite_norms,
+    to_numpy,
+)
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .registry import ScoreAttack, binary_leaks
@@ -51,11 +61,11 @@ class _Stacked(Known):
     @cached_property
     def examples(self) -> list[int]:
         """Number of the row of each party whose clean gradient is known."""
-        group = self.groups[1]
-        if not to_numpy(self.clean[:, group[0]]).any(axis=1).all():
-            nonzero = to_numpy(self.clean[:, group]).any(axis=2)
+        group, clean = self.groups[1], to_numpy(self.clean)
+        if not clean[:, group[0]].any(axis=1).all():
+            nonzero = clean[:, group].any(axis=2)
             return [int(row) for row in group[nonzero.argmax(axis=1)]]
-        return [int(group[0])] * len(self.clean)
+        return [int(group[0])] * len(clean)
 
 
 def stacked_leaks(
@@ -107,7 +117,7 @@ def _leaks(
     before = [each.gradient if each.clean is None else each.clean for each in batches]
     clean = rows if before[0] is batches[0].gradient else _stack(before)
     try:
-        norms = finite_norms(rows)
+        norms = finite_norms(rows.transpose(0, 1)).T.contiguous()  # as in memory
     except ConfigError:
         return []
     if norms.dtype != rows.dtype:
@@ -116,20 +126,50 @@ def _leaks(
         return []
     given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
     known = _Stacked(*given, norms, clean)
-    each = [attack(rows, known).to(rows.device) for attack in attacks]
-    scores = torch.stack(each, dim=1)
-    finite = math.isfinite(float(scores.sum()))
+    scores = _scores(attacks, rows, known)
+    finite = math.isfinite(scores.sum())
     return binary_leaks(attacks, scores, known) if finite else []
+
+
+def _scores(attacks: Sequence[ScoreAttack], rows: Tensor, known: Known) -> Array:
+    """Return the scores of attacks on stacked rows, (parties, attacks, rows).
+
+    One product compares the rows with the vectors of all attacks, and attacks of one
+    formula are scored together.
+    """
+    norms = to_numpy(known.norms)
+    scores = np.empty((len(norms), len(attacks), norms.shape[1]), norms.dtype)
+    formulas: dict[object, list[tuple[int, CosineAttack | MeanAttack]]] = {}
+    for number, attack in enumerate(attacks):
+        if isinstance(attack, CosineAttack):
+            formulas.setdefault("cosine", []).append((number, attack))
+        elif isinstance(attack, MeanAttack):
+            formula = attack.hard, attack.held_out
+            formulas.setdefault(formula, []).append((number, attack))
+        else:
+            scores[:, number] = norms
+    groups = list(formulas.values())
+    vectors = [attack.vectors(rows, known) for group in groups for _, attack in group]
+    if vectors:
+        compared = compare(rows, known.norms, np.concatenate(vectors, axis=1))
+    start = 0
+    for group in groups:
+        stop = start + sum(len(each[0]) for each in vectors[: len(group)])
+        part = compared.part(start, stop, len(group))
+        scores[:, [number for number, _ in group]] = group[0][1].score(part, known)
+        start, vectors = stop, vectors[len(group) :]
+    return scores
 
 
 def _stack(gradients: Sequence[Tensor]) -> Tensor:
     """Return gradients as rows in a safe precision, (parties, rows, width)."""
     flat = [gradient.detach().flatten(1) for gradient in gradients]
-    if flat[0].numel() <= SMALL:
-        return torch.stack(flat).double()
-    stacked = _view(flat)
-    stacked = torch.stack(flat) if stacked is None else stacked
-    return stacked.float() if stacked.itemsize < 4 else stacked
+    small = flat[0].numel() <= SMALL
+    stacked = None if small else _view(flat)
+    if stacked is None:
+        stacked = torch.stack(flat, dim=1).transpose(0, 1)
+    wide = stacked.double() if small else stacked
+    return wide.float() if wide.itemsize < 4 else wide
 
 
 def _view(gradients: Sequence[Tensor]) -> Tensor | None:

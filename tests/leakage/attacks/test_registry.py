@@ -139,6 +139,6 @@ def test_one_sort_gives_the_same_as_one_attack_at_a_time(seed: int) -> None:
         gradient, _ = case(60, width, seed=seed)
         rows, known = attacker(batch, gradient.round(decimals=3))  # has ties
         scores = attack_scores(attacks, rows, known)
-        found = binary_leaks(attacks, torch.stack(scores).unsqueeze(0), known)
+        found = binary_leaks(attacks, np.stack(scores)[None], known)
         expected = leaks(attacks, scores, known)
         np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-12)
