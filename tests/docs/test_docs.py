@@ -121,16 +121,25 @@ def test_examples_run_and_print_what_is_shown(
     assert count >= RUN_AT_LEAST.get(name, 0 if never else 1)
 
 
+def is_shortened(document: Path) -> bool:
+    blocks = blocks_of(document.read_text())
+    return shortened(blocks, every=short(document) in LONG) != blocks
+
+
+LONGER = [path for path in WITH_EXAMPLES if is_shortened(path)]
+
+
 @pytest.mark.extra
+@pytest.mark.parametrize("document", LONGER, ids=short)
 def test_examples_run_at_full_length(
-    workshop: ModuleType, capsys: pytest.CaptureFixture[str]
+    document: Path, workshop: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = {path: blocks_of(path.read_text()) for path in WITH_EXAMPLES}
-    longer = [path for path, blocks in full.items() if shortened(blocks) != blocks]
-    assert README in longer
-    for path in longer:
-        name = short(path)
-        run_document(full[path], name, capsys, workshop, NEVER.get(name))
+    blocks, name = blocks_of(document.read_text()), short(document)
+    run_document(blocks, name, capsys, workshop, NEVER.get(name))
+
+
+def test_the_readme_is_shortened() -> None:
+    assert README in LONGER
 
 
 def test_the_readme_is_short() -> None:
