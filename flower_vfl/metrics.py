@@ -10,14 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
-from sklearn.metrics import (
-    f1_score,
-    mean_squared_error,
-    r2_score,
-    roc_auc_score,
-    top_k_accuracy_score,
-)
 from torch import Tensor
 
 from .errors import ConfigError, PartyError
@@ -103,6 +95,8 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     >>> round(found["auc"], 3), round(found["f1"], 3)
     (1.0, 0.667)
     """
+    from sklearn.metrics import f1_score  # seconds, which only a label party needs
+
     truth, chosen = labels > 0.5, predictions > 0.5
     result = {
         "accuracy": float(np.mean(truth == chosen)),
@@ -110,11 +104,22 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
         "loss": _cross_entropy(np.where(truth, predictions, 1.0 - predictions)),
         "ace": _calibration_error(predictions, labels),
     }
-    ones = int(truth.sum())
-    if 0 < ones < len(truth):  # the AUC of a single class does not exist
-        wins = rankdata(predictions)[truth].sum() - ones * (ones + 1) / 2
-        result["auc"] = float(wins / (ones * (len(truth) - ones)))
+    if 0 < truth.sum() < len(truth):  # the AUC of a single class does not exist
+        result["auc"] = _auc(predictions, truth)
     return result
+
+
+def _auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    ones = int(positive.sum())
+    wins = _ranks(scores)[positive].sum() - ones * (ones + 1) / 2
+    return float(wins / (ones * (len(positive) - ones)))
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return the ranks from 1 on, the mean of them for a tie."""
+    _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (counts.cumsum() - (counts - 1) / 2)[numbers]
+    return ranks
 
 
 def _cross_entropy(probabilities: Floats) -> float:
@@ -136,6 +141,8 @@ def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
         "ace": _calibration_error(predictions, labels),
     }
     if len(classes) > _TOP_K:
+        from sklearn.metrics import top_k_accuracy_score
+
         found = top_k_accuracy_score(labels, predictions, k=_TOP_K, labels=classes)
         result[f"top{_TOP_K}_accuracy"] = float(found)
     return result
@@ -148,14 +155,14 @@ def _calibration_error(predictions: Floats, labels: Floats) -> float:
 
 def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     """Return Pearson's rho, RMSE, R² and the mean squared error as loss."""
-    error = float(mean_squared_error(labels, predictions))
+    error = float(np.square(labels - predictions).mean())
     varied = np.ptp(labels) > 0.0  # otherwise neither rho nor R² is defined
     correlated = varied and np.ptp(predictions) > 0.0
     rho = float(np.corrcoef(predictions, labels)[0, 1]) if correlated else 0.0
     return {
         "pearson": rho,
         "rmse": error**0.5,
-        "r2": float(r2_score(labels, predictions)) if varied else 0.0,
+        "r2": 1.0 - error / float(labels.var()) if varied else 0.0,
         "loss": error,
     }
 
@@ -187,7 +194,7 @@ def unbiased_metrics(
     }
     if task == "binary":
         rate = shares[:, 1].mean().clip(1.0 / len(shares), 1.0 - 1.0 / len(shares))
-        ranks = rankdata(predictions[:, 1]) / len(predictions)
+        ranks = _ranks(predictions[:, 1]) / len(predictions)
         covariance = np.mean((ranks - ranks.mean()) * shares[:, 1])
         result["auc"] = float(0.5 + covariance / (rate * (1.0 - rate)))
     return result
@@ -257,5 +264,7 @@ def model_leak(
     if task == "binary":
         return {"model_leak": metrics["auc"]} if "auc" in metrics else {}
     present = np.unique(labels).astype(int)
-    aucs = [roc_auc_score(labels == each, predictions[:, each]) for each in present]
-    return {"model_leak": float(np.mean(aucs))} if len(present) > 1 else {}
+    if len(present) < 2:
+        return {}
+    aucs = [_auc(predictions[:, each], labels == each) for each in present]
+    return {"model_leak": float(np.mean(aucs))}

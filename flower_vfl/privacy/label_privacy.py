@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name, require
@@ -212,7 +211,7 @@ class Gaussian(Mechanism):
     @property
     def auc_bound(self) -> float:
         """Φ(μ/√2)."""
-        return float(norm.cdf((self.mu or 0.0) / math.sqrt(2.0)))
+        return _normal_cdf((self.mu or 0.0) / math.sqrt(2.0))
 
     def apply(self, labels: Tensor, uniform: Tensor) -> Tensor:
         """Return noisy labels, or noisy one-hot rows, on a grid."""
@@ -229,10 +228,20 @@ def _on_grid(values: Tensor) -> Tensor:
     return (values / _GRID).round() * _GRID
 
 
+def _normal_cdf(value: float) -> float:
+    return 0.5 * math.erfc(-value / math.sqrt(2.0))
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import brentq  # a second, which few runs need
+
+    return float(brentq(function, low, high))
+
+
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Return the δ of μ-GDP for an ε (Dong et al., corollary 1)."""
-    first = norm.cdf(mu / 2.0 - epsilon / mu)
-    return float(first - math.exp(epsilon) * norm.cdf(-mu / 2.0 - epsilon / mu))
+    first = _normal_cdf(mu / 2.0 - epsilon / mu)
+    return first - math.exp(epsilon) * _normal_cdf(-mu / 2.0 - epsilon / mu)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -240,21 +249,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
     most = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
-    return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0.0, most))
+    return _root(lambda e: gaussian_delta(e, mu) - delta, 0.0, most)
 
 
 def laplace_epsilon(auc: float) -> float:
     """Return the ε of Laplace noise with an AUC bound."""
-    return float(brentq(lambda e: Laplace(e, 0.0, 1.0).auc_bound - auc, 1e-9, 700.0))
+    return _root(lambda e: Laplace(e, 0.0, 1.0).auc_bound - auc, 1e-9, 700.0)
 
 
 def gaussian_mu(auc: float | None, epsilon: float | None, delta: float) -> float:
     """Return the μ of Gaussian noise with an AUC bound, or with an ε for a δ."""
     if auc is not None:
-        return float(math.sqrt(2.0) * norm.ppf(auc))
+        return math.sqrt(2.0) * NormalDist().inv_cdf(auc)
     assert epsilon is not None  # one of the two is given
     most = math.sqrt(2.0 * epsilon) + 1.0  # where even δ = 1/2 would not suffice
-    return float(brentq(lambda m: gaussian_epsilon(m, delta) - epsilon, 1e-6, most))
+    return _root(lambda m: gaussian_epsilon(m, delta) - epsilon, 1e-6, most)
 
 
 @dataclass(frozen=True)

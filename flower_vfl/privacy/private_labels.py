@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, require
-from flower_vfl.leakage.canaries import Canaries
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, Calibration
 from flower_vfl.parties.schedule import keyed_digest
@@ -26,6 +25,7 @@ from .label_privacy import (
 )
 
 if TYPE_CHECKING:
+    from flower_vfl.leakage.canaries import Canaries
     from flower_vfl.objectives import Objective
     from flower_vfl.protocol.config import PartyDescription, TrainingConfig
     from flower_vfl.transform import Defender
@@ -160,6 +160,8 @@ class PrivateLabels:
         """
         start, self.key = self.true.clone(), key
         if count := self.privacy.canaries:
+            from flower_vfl.leakage.canaries import Canaries
+
             allowed = f"at most half of the {len(training)} training rows"
             require(count <= len(training) // 2, "canaries", allowed, count)
             stream = Noise(key, "canaries")

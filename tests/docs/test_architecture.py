@@ -63,3 +63,17 @@ def test_a_function_that_does_not_exist_is_found() -> None:
     assert names == ["Training.step", "Training.leap"]
     assert "Training.step" in defined(ROOT / "strategies" / "training.py")
     assert "Training.leap" not in defined(ROOT / "strategies" / "training.py")
+
+
+def test_a_party_starts_without_the_libraries_of_tables_and_statistics() -> None:
+    """Each takes about a second to import, in every process of every party."""
+    slow = {"sklearn", "scipy", "pandas"}
+    on_demand = {"canaries.py", "recording.py"}  # which are imported by those who do
+    for path in sorted((ROOT / "flower_vfl").rglob("*.py")):
+        imported = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+        assert path.name in on_demand or not imported & slow, path.name

@@ -12,8 +12,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name
@@ -81,6 +79,8 @@ def cluster_centers(
     >>> cluster_centers(seen, 2, "euclid").sort(dim=0)[0].round(decimals=1).tolist()
     [[0.1], [4.1]]
     """
+    from sklearn.cluster import KMeans  # a second, which few runs need
+
     rows = as_rows(seen).double()
     rows = F.normalize(rows, dim=1) if distance == "cosine" else rows
     found = KMeans(clusters, n_init=10, random_state=seed).fit(to_numpy(rows))
@@ -97,6 +97,8 @@ def assign(guessed: Tensor, labels: Tensor, classes: int) -> list[int]:
     >>> assign(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 1]), 2)
     [1, 0]
     """
+    from scipy.optimize import linear_sum_assignment
+
     counts = np.zeros((classes, classes))
     np.add.at(counts, (to_numpy(labels), to_numpy(guessed)), 1)
     counts /= np.maximum(counts.sum(axis=1, keepdims=True), 1)  # small classes count
