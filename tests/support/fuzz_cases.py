@@ -191,5 +191,5 @@ class Mutator:
 
 def _numbers(parts: Sequence[Buffer]) -> int:
     """Return the bytes at the end of a payload that are numbers of arrays."""
-    buffers = parts[1 + struct.unpack_from("<II", parts[0])[1] + 1 :]
+    buffers = parts[2:]  # behind the length of the header and the header
     return max(sum(map(len, buffers)) - 128, 0) if buffers else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from logging import WARNING
 from typing import Final
 from uuid import uuid4
@@ -107,6 +108,7 @@ class PendingRequests:
         self._end_session = end_session
         self._replies: dict[str, Message] = {}  # in order of arrival
         self._pending: dict[str, Request] = {}
+        self._ids = map(f"{uuid4().hex[:16]}{{:016x}}".format, count())
 
     def send(
         self, messages: list[Message], find: Callable[[int], ServerSession | str]
@@ -118,7 +120,7 @@ class PendingRequests:
             metadata = message.metadata
             if metadata.reply_to_message_id != "" or metadata.ttl <= 0:
                 raise ValueError(f"Invalid message: {message}")
-            metadata.__dict__["_message_id"] = uuid4().hex
+            metadata.__dict__["_message_id"] = next(self._ids)
         for message in messages:
             metadata = message.metadata
             payload = wire.encode(message, self._wire_dtype)
@@ -229,7 +231,7 @@ class PendingRequests:
 
     def _add_reply(self, message: Message, reply: Message) -> None:
         """Keep a reply; notify waiting threads if its group is complete; lock held."""
-        reply.metadata.__dict__["_message_id"] = uuid4().hex
+        reply.metadata.__dict__["_message_id"] = next(self._ids)
         message_id = message.metadata.message_id
         self._replies[message_id] = reply
         request = self._pending.pop(message_id, None)

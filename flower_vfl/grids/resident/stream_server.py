@@ -353,7 +353,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                     raise WireError("a reply of another session")
                 session = found
             self._on_reply(session, head.sequence, payload)
-            if session.carrier is connection and not session.unanswered:
+            if session.connection is connection and not session.unanswered:
                 self._share(session, connection)
         elif kind == END:
             reason = bytes(frame[1:200]).decode(errors="replace")

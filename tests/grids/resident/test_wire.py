@@ -1,11 +1,23 @@
 from __future__ import annotations
 
 import math
+import struct
 from contextlib import suppress
+from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import ConfigsRecord, MetricsRecord
 from resident_cases import all_record_types
 
 from flower_vfl.grids.resident.settings import CHUNK
@@ -32,6 +44,13 @@ def test_a_message_arrives_as_it_left() -> None:
     assert got.content == message.content
     assert list(got.content) == list(message.content)
     assert not got.has_error()
+
+
+def test_records_under_their_old_names_arrive() -> None:
+    old = RecordDict({"c": ConfigsRecord({"n": 1}), "m": MetricsRecord({"n": 0.5})})
+    got = travel(Message(old, 5, "train")).content
+    assert (type(got["c"]), type(got["m"])) == (ConfigRecord, MetricRecord)
+    assert got["c"] == {"n": 1} and got["m"] == {"n": 0.5}
 
 
 @pytest.mark.parametrize("reason", ["why", None])
@@ -116,6 +135,77 @@ def test_frames_over_the_limit_are_refused() -> None:
 def test_malformed_frames_are_refused(chunk: bytes) -> None:
     with pytest.raises(WireError, match="malformed"):
         Assembler(1000).feed(chunk)
+
+
+def forged(
+    records: Any = (), fields: dict[int, Any] | None = None, error: Any = None
+) -> bytes:
+    """Return a payload as a peer could write it that knows the format."""
+    about = [1, "", 2, 3, "", "", 1.0, 60.0, "train", None, 7]
+    for place, value in (fields or {}).items():
+        about[place] = value
+    header = msgpack.packb((about, records, error))
+    return struct.pack("<I", len(header)) + header
+
+
+HEAD = ["x", "uint8", [3], "bytes", 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["content", "error"])
+def test_a_forged_message_without_a_fault_is_read(mode: str) -> None:
+    config = ["c", "c", {"n": [1, 2], "b": b"x"}]
+    if mode == "content":
+        got = decode(forged([config, ["a", "a", []]]))
+        assert got.content.config_records["c"] == config[2]
+        assert got.metadata.src_task_id is None and got.metadata.dst_task_id == 7
+    else:
+        assert decode(forged(None, error=[2, ""])).error == Error(2, None)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(
+            forged([["k", "c", {"v": value}]])
+            for value in (None, {"a": 1}, [[1]], [1, 1.0], [True, 1], [None])
+        ),
+        forged([["k", "c", {"v": msgpack.ExtType(5, b"x")}]]),
+        forged([["k", "c", {"v": msgpack.Timestamp(1)}]]),
+        forged([["k", "c", {b"v": 1}]]),
+        forged([["k", "m", {"v": "text"}]]),
+        forged([["k", "m", {"v": True}]]),
+        forged([["k", "c", [1]]]),
+        forged([["k", "q", {}]]),
+        forged([[5, "c", {}]]),
+        *(
+            forged([["k", "a", [[*HEAD[:place], value, *HEAD[place + 1 :]]]]])
+            for place, value in (
+                (0, 1),
+                (1, None),
+                (2, [1.5]),
+                (2, [True]),
+                (2, 3),
+                (3, 3),
+                (4, 9),
+                (4, -1),
+                (5, -5),
+                (5, 2**63),
+            )
+        ),
+        *(
+            forged(fields={place: value})
+            for place, value in ((0, "1"), (0, True), (3, 1.0), (7, None), (8, 5))
+        ),
+        forged(fields={9: "task"}),
+        forged(None),
+        forged(None, error=["2", ""]),
+        forged(None, error=[2, "", 3]),
+        forged([["k", "c", {}]], error=[2, ""]),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(payload)
 
 
 def test_damaged_messages_are_refused() -> None:
