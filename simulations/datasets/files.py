@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
-from sklearn import datasets
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.results import write_whole
@@ -159,6 +158,8 @@ class OpenMLTable:
     def __call__(self, folder: Path) -> pd.DataFrame:
         """Download the table and check it."""
         place = f"OpenML (data id {self.data_id})"
+        from sklearn import datasets
+
         try:
             bunch = datasets.fetch_openml(
                 data_id=self.data_id, as_frame=True, data_home=str(folder)

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import balanced_accuracy_score
-from sklearn.tree import DecisionTreeClassifier
 
 from flower_vfl.alignment.ids import encode_ids, spelled_alike
 from flower_vfl.errors import ConfigError, TableError
@@ -273,6 +271,9 @@ def predictive_columns(
     features: pd.DataFrame, labels: pd.Series[Any], classes: int
 ) -> list[str]:
     """Return the columns each of which predicts the labels almost perfectly."""
+    from sklearn.metrics import balanced_accuracy_score
+    from sklearn.tree import DecisionTreeClassifier
+
     leaves = 2 * max(classes, 2)
     labels = labels.sample(min(len(labels), _SAMPLE), random_state=0)
     if len(labels) < 10 * leaves:  # any column would do

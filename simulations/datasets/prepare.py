@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
 
 from .types import InputSpec, PartyData
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class TableFit:
         return tuple(inputs)
 
     def _pipeline(self) -> Pipeline:
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
         # The median of one row is that row.
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         imputer.fit(np.array([self.medians]))
@@ -120,6 +124,9 @@ def prepare_table(
     log = tuple(name for name in numeric if name in log_columns)
     fit = TableFit(categories=values)
     if numeric:
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import StandardScaler
+
         numbers = _numbers(train[numeric], log)
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         scaler = StandardScaler().fit(imputer.fit_transform(numbers))
@@ -179,6 +186,8 @@ def _encode(
     known = [bool(values) for values in categories.values()]  # the encoder needs one
     texts = {name: _text(frame[name]) for name, values in categories.items() if values}
     if texts:
+        from sklearn.preprocessing import OrdinalEncoder
+
         encoder = OrdinalEncoder(
             categories=[list(categories[name]) for name in texts],
             handle_unknown="use_encoded_value",

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn import datasets as sklearn_datasets
-from sklearn.model_selection import train_test_split
-from sklearn.utils import Bunch
 
 from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.objectives import Task
@@ -45,7 +42,7 @@ def read_table(
     test: str | int | None = None,
     categorical: tuple[str, ...] = (),
     log_columns: tuple[str, ...] = (),
-    bundled: Callable[..., Any] | None = None,
+    bundled: Callable[[], pd.DataFrame] | None = None,
 ) -> Dataset:
     """Return a table from a CSV file, or from scikit-learn if there is no file.
 
@@ -58,8 +55,10 @@ def read_table(
         frame = pd.read_csv(path, dtype=dict.fromkeys(codes, str))
     else:
         assert bundled is not None  # otherwise the file was required
-        frame = bundled(as_frame=True).frame
+        frame = bundled()
     if isinstance(test, int):
+        from sklearn.model_selection import train_test_split
+
         _, held_out = train_test_split(frame.index, test_size=0.2, random_state=test)
         frame, test = frame.assign(is_test=frame.index.isin(held_out)), "is_test"
     regression = task == "regression"
@@ -177,15 +176,25 @@ def _jpegs(
     return Pictures(shape, np.array(files, dtype=object))
 
 
-def draw_synthetic(as_frame: bool) -> Bunch:
+def load_bundled(name: str, **options: Any) -> pd.DataFrame:
+    """Return a table of scikit-learn, which takes seconds to import."""
+    from sklearn import datasets
+
+    load = getattr(datasets, f"load_{name}")
+    frame: pd.DataFrame = load(as_frame=True, **options).frame
+    return frame
+
+
+def draw_synthetic() -> pd.DataFrame:
     """Return a table with a column for each of 1,024 parties; 32 tell of the label."""
-    assert as_frame  # as scikit-learn's own tables are asked for
+    from sklearn.datasets import make_classification
+
     columns, informative = 1024, 32
-    features, labels = sklearn_datasets.make_classification(
+    features, labels = make_classification(
         2000, columns, n_informative=informative, n_redundant=0, random_state=0
     )
     frame = pd.DataFrame(features.astype(np.float32)).add_prefix("f")
-    return Bunch(frame=frame.assign(target=labels))
+    return frame.assign(target=labels)
 
 
 _FETCHED = {
@@ -195,13 +204,13 @@ _FETCHED = {
     "boston-gafm": files.BOSTON,
     "adult": files.ADULT,
 }
-_BUNDLED: dict[str, Callable[..., Any]] = {
-    "breast-cancer": sklearn_datasets.load_breast_cancer,
-    "wdbc": sklearn_datasets.load_breast_cancer,
-    "diabetes": sklearn_datasets.load_diabetes,
-    "diabetes-gafm": sklearn_datasets.load_diabetes,
-    "diabetes-raw": partial(sklearn_datasets.load_diabetes, scaled=False),
-    "digits": sklearn_datasets.load_digits,
+_BUNDLED: dict[str, Callable[[], pd.DataFrame]] = {
+    "breast-cancer": partial(load_bundled, "breast_cancer"),
+    "wdbc": partial(load_bundled, "breast_cancer"),
+    "diabetes": partial(load_bundled, "diabetes"),
+    "diabetes-gafm": partial(load_bundled, "diabetes"),
+    "diabetes-raw": partial(load_bundled, "diabetes", scaled=False),
+    "digits": partial(load_bundled, "digits"),
     "synthetic": draw_synthetic,
 }
 _READERS: dict[str, Reader] = {

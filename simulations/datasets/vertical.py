@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
@@ -98,6 +97,8 @@ def _tfidf(
     dataset: Dataset, codes: NDArray[np.int8], words: Sequence[str]
 ) -> PartyData:
     """Return the TF-IDF values of one party's words, as if it knew no others."""
+    from sklearn.feature_extraction.text import TfidfTransformer
+
     known, counts = _word_counts(dataset, codes.tobytes())
     position = {word: index for index, word in enumerate(known)}
     own = counts[:, [position[word] for word in words]]
@@ -110,6 +111,8 @@ def _tfidf(
 @lru_cache(maxsize=4)
 def _word_counts(dataset: Dataset, codes: bytes) -> tuple[tuple[str, ...], Any]:
     """Return the commonest words of the training rows, and each row's word counts."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
     assert dataset.text is not None  # it is no table and has no pictures
     train = np.flatnonzero(np.frombuffer(codes, dtype=np.int8) == TRAIN)
     vectorizer = CountVectorizer(max_features=_VOCABULARY)

@@ -11,8 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
-from sklearn.neighbors import NearestNeighbors
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.meter import FLIPPED, LEAK
@@ -163,6 +161,8 @@ def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
     Accuracy of a vote of the k nearest other rows: a number for what a t-SNE picture
     of the embeddings shows.
     """
+    from sklearn.neighbors import NearestNeighbors
+
     rows, labels = _kept(run, f"{EMBEDDING}/{party}", LABEL)
     # asked without rows, it leaves each row out of its own neighbours
     known = NearestNeighbors(n_neighbors=k).fit(rows)
@@ -178,6 +178,8 @@ def sent(run: Found, party: str = "passive-1") -> float:
 
 def decisions(run: Found, split: Literal["train", "test"] = "test") -> float:
     """Return the AUC of decisions at 0.5, which is the balanced accuracy."""
+    from sklearn.metrics import roc_auc_score
+
     names = PREDICTION, LABEL
     if split == "train":
         names = f"{GRADIENT_PREDICTION}/passive-1", f"{GRADIENT_LABEL}/passive-1"
