@@ -49,7 +49,9 @@ def pairs_won(scores: Tensor, positive: Tensor) -> Tensor:
     """Return in how many pairs the positive row has the higher score; ties are 0.5."""
     positive = positive.to(scores.device, torch.bool)
     if scores.dtype == torch.float32 and scores.device.type == "cpu":
-        return _pairs_in_order(scores, positive)
+        rows = scores.numpy().reshape(-1, scores.shape[-1])
+        wins = pairs_in_order(rows, positive.numpy())
+        return torch.from_numpy(wins).reshape(scores.shape[:-1])
     ones, zeros = positive.nonzero()[:, 0], (~positive).nonzero()[:, 0]
     return _pairs_found(scores, ones, zeros)
 
@@ -71,26 +73,28 @@ def _sort(values: Tensor) -> Tensor:
     return values.sort(dim=-1).values
 
 
-def _pairs_in_order(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return pairs won by single-precision scores, from two sorts.
+def pairs_in_order(
+    scores: NDArray[np.float32], positive: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return pairs won by each row of single-precision scores, from two sorts.
 
     The sorts are of integers whose last bit is the label, or its opposite. One puts the
     negative rows of a tie before the positive ones, the other puts them behind, and the
     mean of both is what a tie counts. Several rows of scores take a fraction of the
     time of :func:`_pairs_found`.
     """
-    rows = scores.shape[-1]
-    keys = _sort_keys(scores.numpy().reshape(-1, rows))
-    label = positive.numpy().astype(keys.dtype)
-    order = keys | np.stack((label, label ^ 1))[:, None]
+    count, rows = scores.shape
+    keys = _sort_keys(scores)
+    order = np.empty((2, count, rows), keys.dtype)
+    np.bitwise_or(keys, positive, out=order[0])
+    np.bitwise_xor(order[0], 1, out=order[1])
     order.sort(axis=-1)
     order &= 1
     ranks = np.arange(rows, dtype=np.float64)
-    positives, negatives = order.astype(np.float64) @ ranks  # sums of their ranks
-    ones = int(np.count_nonzero(label))
-    both = positives - negatives + rows * (rows - 1) / 2.0
-    wins = torch.from_numpy(0.5 * (both - ones * (ones - 1)))
-    return wins.reshape(scores.shape[:-1])
+    sums = order.reshape(-1, rows).astype(np.float64) @ ranks  # of the positive, then
+    ones = int(np.count_nonzero(positive))  # of the negative ones' ranks
+    both = sums[:count] - sums[count:] + rows * (rows - 1) / 2.0
+    return 0.5 * (both - ones * (ones - 1))
 
 
 def _sort_keys(scores: NDArray[np.float32]) -> NDArray[Any]:

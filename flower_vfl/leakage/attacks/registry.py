@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name
-from flower_vfl.leakage.auc import Pair, leak_pair, pairs_won
+from flower_vfl.leakage.auc import Pair, leak_pair, pairs_in_order, pairs_won
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
@@ -152,8 +152,14 @@ def binary_leaks(
             lowest = np.nextafter(ranked[:, i].min(axis=-1), -np.inf)
             ranked[range(len(ranked)), i, known.examples] = lowest
             pairs[i] -= zeros
+    if scores.dtype == np.float32:
+        positive = np.zeros(scores.shape[-1], np.bool_)
+        positive[known.groups[1]] = True
+        won = pairs_in_order(ranked.reshape(-1, len(positive)), positive)
+    else:
+        won = pairs_won(torch.from_numpy(ranked), known.labels).numpy()
     found = []
-    for wins in pairs_won(torch.from_numpy(ranked), known.labels).tolist():
+    for wins in won.reshape(scores.shape[:-1]).tolist():
         each = zip(wins, pairs, strict=True)
         aucs = [won / count if count else math.nan for won, count in each]
         found.append([(auc, max(auc, 1.0 - auc)) for auc in aucs])

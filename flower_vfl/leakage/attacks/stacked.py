@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.auc import Pair
+from flower_vfl.rows import row_norms
 
 from .cosine import CosineAttack
 from .known import (
@@ -25,7 +25,6 @@ from .known import (
     Known,
     clustered,
     compare,
-    finite_norms,
     to_numpy,
 )
 from .mean import MeanAttack, MedianAttack
@@ -116,11 +115,8 @@ def _leaks(
     rows = _stack([batch.gradient for batch in batches])
     before = [each.gradient if each.clean is None else each.clean for each in batches]
     clean = rows if before[0] is batches[0].gradient else _stack(before)
-    try:
-        norms = finite_norms(rows.transpose(0, 1)).T.contiguous()  # as in memory
-    except ConfigError:
-        return []
-    if norms.dtype != rows.dtype:
+    norms = row_norms(rows)
+    if norms.dtype != rows.dtype or not math.isfinite(to_numpy(norms).sum()):
         return []
     if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
         return []
