@@ -35,14 +35,14 @@ class LazyArray(Array):
         return Array, _fields(self)
 
 
-class ReceivedArray(LazyArray):
-    """An array inside the buffer in which its message arrived."""
+class BufferArray(LazyArray):
+    """An array in given buffers, such as the one in which its message arrived."""
 
     def __init__(
-        self, dtype: str, shape: tuple[int, ...], stype: str, view: memoryview
+        self, dtype: str, shape: tuple[int, ...], stype: str, *buffers: Buffer
     ) -> None:
         # Past Array's checks of four optional arguments, which cost more than the rest.
-        self.__dict__.update(dtype=dtype, shape=shape, stype=stype, _buffers=(view,))
+        self.__dict__.update(dtype=dtype, shape=shape, stype=stype, _buffers=buffers)
 
 
 def _fields(array: Array) -> tuple[str, tuple[int, ...], str, bytes]:
@@ -50,4 +50,4 @@ def _fields(array: Array) -> tuple[str, tuple[int, ...], str, bytes]:
 
 
 # Flower writes the name of the class into what it sends and looks it up on arrival.
-ReceivedArray.__name__ = ReceivedArray.__qualname__ = Array.__qualname__
+BufferArray.__name__ = BufferArray.__qualname__ = Array.__qualname__

@@ -28,6 +28,7 @@ from flower_vfl.alignment.messages import Hello
 from flower_vfl.errors import PartyError
 
 from .config import Role, TrainingConfig
+from .lazy_array import Buffer, BufferArray, LazyArray
 from .messages import TensorArray, from_npy
 
 TRAINING = "training"  # what an embedding is for; others are made by the functions
@@ -102,7 +103,7 @@ class Seals:
             self.step = step
         bound = self._bound("embedding", use, step, epoch, index)
         array = self._encrypt(self.label, tensor, bound, step)
-        self.open_questions[_question(self.label, use, step)] = array.data[-_MARK:]
+        self.open_questions[_question(self.label, use, step)] = _mark(array)
         return array
 
     def embeddings(
@@ -119,7 +120,7 @@ class Seals:
         what = f"its {use} embedding"
         for name, array in arrays.items():
             found[name] = self._decrypt(name, array, bound, what, step)
-            self.open_questions[_question(name, use, step)] = array.data[-_MARK:]
+            self.open_questions[_question(name, use, step)] = _mark(array)
         return found
 
     def answers(
@@ -176,8 +177,8 @@ class Seals:
         # Random, because a step that is repeated after a crash may have new contents.
         nonce = os.urandom(_NONCE)
         cipher = self._cipher(self.name, receiver, step)
-        data = nonce + cipher.encrypt(nonce, TensorArray(tensor).data, bound)
-        return Array("uint8", (len(data),), _STYPE, data)
+        data = cipher.encrypt(nonce, TensorArray(tensor).data, bound)
+        return BufferArray("uint8", (_NONCE + len(data),), _STYPE, nonce, data)
 
     def _decrypt(
         self, sender: str, array: Array, bound: bytes, what: str, step: int
@@ -186,7 +187,7 @@ class Seals:
         if array.stype != _STYPE:
             problem = f"{what} was not encrypted when it arrived at '{self.name}'"
             raise PartyError(sender, problem, _REMEDY, step)
-        data = memoryview(array.data)
+        data = memoryview(_whole(array))
         try:
             return from_npy(cipher.decrypt(data[:_NONCE], data[_NONCE:], bound))
         except (InvalidTag, ValueError, TypeError):
@@ -197,6 +198,18 @@ class Seals:
                 _REMEDY,
                 step or None,
             ) from None
+
+
+def _whole(array: Array) -> Buffer:
+    """Return the bytes of an array, without a copy if they arrived in one piece."""
+    parts = array.buffers() if isinstance(array, LazyArray) else (array.data,)
+    return parts[0] if len(parts) == 1 else array.data
+
+
+def _mark(array: Array) -> bytes:
+    """Return what tells a ciphertext from all others."""
+    last = array.buffers()[-1] if isinstance(array, LazyArray) else array.data
+    return bytes(last[-_MARK:])
 
 
 def _question(peer: str, use: str, step: int) -> tuple[str, str, int]:

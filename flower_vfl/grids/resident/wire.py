@@ -31,7 +31,7 @@ from flwr.app import (
 )
 from torch import Tensor
 
-from flower_vfl.protocol.lazy_array import Buffer, LazyArray, ReceivedArray
+from flower_vfl.protocol.lazy_array import Buffer, BufferArray, LazyArray
 
 from .settings import CHUNK
 
@@ -187,7 +187,7 @@ def _decode(view: memoryview) -> Message:
             if not begin <= position <= len(view):
                 raise WireError("payload shorter than its arrays")
             data = _cast_up(cast, view[begin:position], tuple(shape))
-            record[name] = ReceivedArray(dtype, tuple(shape), stype, data)
+            record[name] = BufferArray(dtype, tuple(shape), stype, data)
         records[key] = _unchecked(_KINDS[kind], record)
     if position < len(view):
         raise WireError("bytes left over after the last array")
