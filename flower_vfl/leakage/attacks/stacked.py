@@ -115,7 +115,7 @@ def _leaks(
     rows = _stack([batch.gradient for batch in batches])
     before = [each.gradient if each.clean is None else each.clean for each in batches]
     clean = rows if before[0] is batches[0].gradient else _stack(before)
-    norms = row_norms(rows)
+    norms = row_norms(rows.transpose(0, 1)).T.contiguous()  # as in memory
     if norms.dtype != rows.dtype or not math.isfinite(to_numpy(norms).sum()):
         return []
     if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
