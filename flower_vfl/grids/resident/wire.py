@@ -49,6 +49,7 @@ _ARRAY: Final = [str, str, list, str, int, int]  # name, type, shape, kind, cast
 _METADATA: Final = [int, str, int, int, str, str, float, float, str]  # and tasks
 _NUMPY: Final = "numpy.ndarray"
 _HEAD: Final = struct.Struct("<I")
+_LONGEST: Final = 1 << 25  # bytes of a header; a byte may become an object of 64
 _FRAME_HEAD: Final = struct.Struct("<cQQQ")  # kind, session, two sequence numbers
 ALIGNMENT: Final = 64  # of arrays in a frame, in bytes
 LAST: Final = b"\x00"
@@ -169,6 +170,11 @@ def decode(payload: Buffer) -> Message:
 def _decode(view: memoryview) -> Message:
     (header_length,) = _HEAD.unpack_from(view)
     position = _HEAD.size + header_length
+    if header_length > _LONGEST:
+        raise WireError(
+            f"{header_length} bytes of settings and metrics, over the limit of "
+            f"{_LONGEST}; send long lists as arrays"
+        )
     if position > len(view):
         raise WireError("payload shorter than its header says")
     fields, found, failed = msgpack.unpackb(view[_HEAD.size : position])

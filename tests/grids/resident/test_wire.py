@@ -208,6 +208,12 @@ def test_a_value_of_a_wrong_type_is_refused(payload: bytes) -> None:
         decode(payload)
 
 
+def test_a_header_that_would_fill_the_memory_is_refused() -> None:
+    length = (1 << 25) + 1
+    with pytest.raises(WireError, match=r"over the limit.*as arrays"):
+        decode(struct.pack("<I", length) + bytes(length))
+
+
 def test_damaged_messages_are_refused() -> None:
     whole = b"".join(encode(Message(all_record_types(), 5, "train")))
     random = np.random.default_rng(1)
