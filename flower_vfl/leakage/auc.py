@@ -94,7 +94,8 @@ def pairs_in_order(
     sums = order.reshape(-1, rows).astype(np.float64) @ ranks  # of the positive, then
     ones = int(np.count_nonzero(positive))  # of the negative ones' ranks
     both = sums[:count] - sums[count:] + rows * (rows - 1) / 2.0
-    return 0.5 * (both - ones * (ones - 1))
+    wins: NDArray[np.float64] = 0.5 * (both - ones * (ones - 1))
+    return wins
 
 
 def _sort_keys(scores: NDArray[np.float32]) -> NDArray[Any]:

@@ -159,8 +159,8 @@ def binary_leaks(
     else:
         won = pairs_won(torch.from_numpy(ranked), known.labels).numpy()
     found = []
-    for wins in won.reshape(scores.shape[:-1]).tolist():
-        each = zip(wins, pairs, strict=True)
+    for wins in won.reshape(scores.shape[:-1]):
+        each = zip(wins.tolist(), pairs, strict=True)
         aucs = [won / count if count else math.nan for won, count in each]
         found.append([(auc, max(auc, 1.0 - auc)) for auc in aucs])
     return found
