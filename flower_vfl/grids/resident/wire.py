@@ -224,6 +224,8 @@ def _check_values(values: dict[str, Any], types: set[type]) -> dict[str, Any]:
     """Return the values of a record; refuse those that Flower would refuse."""
     for key, value in values.items():
         kinds = {*map(type, value)} if type(value) is list else {type(value)}
+        if kinds == {int, bool}:  # in a list, which Flower sends as numbers
+            kinds, values[key] = {int}, [*map(int, value)]
         if len(kinds) > 1 or kinds - types or type(key) is not str:
             raise WireError(f"not a value of a record: '{key}'")
     return values
