@@ -47,8 +47,12 @@ def main() -> None:
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     experiment = load_experiment(given.table)
-    row = next(each for each in experiment.rows if each.name == given.row)
-    column = next(each for each in experiment.columns if each.name == given.column)
+    rows = {row.name: row for row in experiment.rows}
+    columns = {column.name: column for column in experiment.columns}
+    for name, known in ((given.row, rows), (given.column, columns)):
+        if name not in known:
+            parser.error(f"{given.table} has no '{name}', but {', '.join(known)}")
+    row, column = rows[given.row], columns[given.column]
     assert row.config is not None
     config = replace(row.config, epochs=given.epochs)
     if given.objective:
