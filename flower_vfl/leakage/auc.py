@@ -74,9 +74,9 @@ def _sort(values: Tensor) -> Tensor:
 
 
 def pairs_in_order(
-    scores: NDArray[np.float32], positive: NDArray[np.bool_]
+    scores: NDArray[Any], positive: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return pairs won by each row of single-precision scores, from two sorts.
+    """Return pairs won by each row of scores, from two sorts.
 
     The sorts are of integers whose last bit is the label, or its opposite. One puts the
     negative rows of a tie before the positive ones, the other puts them behind, and the
@@ -98,17 +98,21 @@ def pairs_in_order(
     return wins
 
 
-def _sort_keys(scores: NDArray[np.float32]) -> NDArray[Any]:
+def _sort_keys(scores: NDArray[Any]) -> NDArray[Any]:
     """Return even integers in the order of each row's numbers, of 32 bits if they fit.
 
-    These take less than half the time of 64 bits to sort.
+    These take less than half the time of 64 bits to sort. Double precision that does
+    not fit into 63 bits loses its last one.
     """
-    bits = (scores + np.float32(0.0)).view(np.int32)  # the sum makes -0 a 0
-    bits ^= (bits >> 31) & 0x7FFFFFFF  # the order of negative numbers is reversed
-    bits -= bits.min(axis=-1, keepdims=True, initial=2**31 - 1)  # modulo 2**32
-    keys = bits.view(np.uint32)
-    fit = keys.max(initial=0) < 2**31
-    return (keys if fit else keys.astype(np.uint64)) << 1
+    single = scores.dtype == np.float32
+    kind, last = (np.int32, 31) if single else (np.int64, 63)
+    bits = (scores + scores.dtype.type(0.0)).view(kind)  # the sum makes -0 a 0
+    bits ^= (bits >> last) & kind(2**last - 1)  # the order of negatives is reversed
+    bits -= bits.min(axis=-1, keepdims=True, initial=2**last - 1)  # modulo
+    keys = bits.view(np.uint32 if single else np.uint64)
+    if keys.max(initial=0) < 2**last:
+        return keys << 1
+    return keys.astype(np.uint64) << 1 if single else keys & ~np.uint64(1)
 
 
 def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:

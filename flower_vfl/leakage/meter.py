@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +22,13 @@ from flower_vfl.leakage.attacks.registry import (
     build_attack,
     leaks,
 )
-from flower_vfl.leakage.attacks.stacked import stacked_leaks
+from flower_vfl.leakage.attacks.stacked import PartyBatch, stacked_leaks
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import generator
 from flower_vfl.records import Measurement
 
 LEAK, FLIPPED = "leak", "leak_flipped"
 REMEDY = "Look at that party's gradient, and at the settings of the leakage meter"
-
-
-class _Batch(NamedTuple):
-    party: str
-    gradient: Tensor
-    clean: Tensor | None
-    kind: str = ""  # of the metric
-    embedding: Tensor | None = None
 
 
 class LeakageMeter:
@@ -124,14 +116,14 @@ class LeakageMeter:
         clean = clean or {}
         sent = embeddings or {}
         batches = [
-            _Batch(name, gradient, clean.get(name), "", sent.get(name))
+            PartyBatch(name, gradient, clean.get(name), sent.get(name))
             for name, gradient in gradients.items()
         ]
         for members in coalitions:
             complete = all(member in clean for member in members)
             before = _join(clean, members, step) if complete else None
             joined = _join(gradients, members, step)
-            batches.append(_Batch("+".join(members), joined, before))
+            batches.append(PartyBatch("+".join(members), joined, before))
         if self.baseline:
             batches += [self._random(batch, layer, step) for batch in batches]
         if not batches:
@@ -157,14 +149,14 @@ class LeakageMeter:
             for metric, value in zip((LEAK, FLIPPED), pair, strict=True)
         ]
 
-    def _random(self, batch: _Batch, layer: str, step: int) -> _Batch:
+    def _random(self, batch: PartyBatch, layer: str, step: int) -> PartyBatch:
         stream = generator(self.seed, "baseline", batch.party, layer or "cut", step)
         gradient, sent = (
             None if part is None else torch.randn(part.shape, generator=stream).to(part)
             for part in (batch.gradient, batch.embedding)
         )
         assert gradient is not None  # only embeddings may be missing
-        return _Batch(batch.party, gradient, None, "_random", sent)
+        return PartyBatch(batch.party, gradient, None, sent, "_random")
 
 
 def _join(gradients: Mapping[str, Tensor], members: Iterable[str], step: int) -> Tensor:

@@ -14,7 +14,6 @@ from flower_vfl.objectives import Task
 
 from .known import (
     Array,
-    Compared,
     Known,
     as_rows,
     compare,
@@ -44,16 +43,16 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
     rows, norms = rows_and_norms(gradient)
     several = positive.shape != gradient.shape[1:]
     known = as_rows(positive.reshape(-1, rows.shape[1]))
-    cosines = _cosines(compare(rows, norms, to_numpy(known.to(rows))))
-    scores = torch.from_numpy(cosines.T).to(rows.device)
-    return scores if several else scores[:, 0]
+    scores = cosines(*compare(rows, norms, to_numpy(known.to(rows)))).T
+    found = torch.from_numpy(scores).to(rows.device)
+    return found if several else found[:, 0]
 
 
-def _cosines(compared: Compared) -> Array:
+def cosines(products: Array, lengths: Array, norms: Array) -> Array:
     """Return the cosine of each row with each known one; 0 for a row of zeros."""
-    both = np.sqrt(compared.lengths) * compared.norms
+    both = np.sqrt(lengths) * norms
     np.maximum(both, np.finfo(both.dtype).tiny, out=both)
-    return round_scores(compared.products / both, 1.0)
+    return round_scores(products / both, 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,8 @@ class CosineAttack:
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return the cosines, with one column per class of a multi-class task."""
-        compared = compare(gradient, known.norms, self.vectors(gradient, known))
-        return torch.from_numpy(self.score(compared, known).T).to(gradient.device)
-
-    def vectors(self, rows: Tensor, known: Known) -> Array:
-        """Return the known gradients."""
-        clean, chosen = to_numpy(known.clean), known.examples
-        if rows.ndim > 2:  # of several parties
-            vectors = clean[range(len(clean)), chosen][:, None]
-        else:
-            vectors = clean[chosen]
-        return vectors.astype(to_numpy(known.norms).dtype, copy=False)
-
-    def score(self, compared: Compared, known: Known) -> Array:
-        """Return the cosines with each of the known gradients, or with the only one."""
-        cosines = _cosines(compared)
-        return cosines[..., 0, :] if known.task == "binary" else cosines
+        rows = to_numpy(known.clean)[known.examples]
+        vectors = rows.astype(to_numpy(known.norms).dtype, copy=False)
+        scores = cosines(*compare(gradient, known.norms, vectors))
+        binary = known.task == "binary"
+        return torch.from_numpy(scores[0] if binary else scores.T).to(gradient.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,28 +77,14 @@ def to_numpy(tensor: Tensor) -> Array:
     return array
 
 
-class Compared(NamedTuple):
-    """What the distances and the angles of rows and vectors follow from."""
+def compare(rows: Tensor, norms: Tensor, vectors: Array) -> tuple[Array, Array, Array]:
+    """Return what distances and angles follow from.
 
-    products: Array  # (..., vectors, rows)
-    lengths: Array  # of the vectors, squared, (..., vectors, 1)
-    norms: Array  # of the rows, (..., 1, rows)
-
-    def part(self, start: int, stop: int, groups: int = 0) -> Compared:
-        """Return the comparison with some of the vectors, perhaps of several groups."""
-        products, lengths = (each[..., start:stop, :] for each in self[:2])
-        if not groups:
-            return Compared(products, lengths, self.norms)
-        shape = len(products), groups, (stop - start) // groups, -1
-        both = products.reshape(shape), lengths.reshape(shape)
-        return Compared(*both, self.norms[:, None])
-
-
-def compare(rows: Tensor, norms: Tensor, vectors: Array) -> Compared:
-    """Compare each row with each vector; those of several parties may be stacked."""
+    Products (vectors × rows), squared lengths of the vectors, norms of the rows.
+    """
     products = to_numpy(torch.from_numpy(vectors).to(rows) @ rows.mT)
     lengths = np.square(vectors).sum(axis=-1, keepdims=True)
-    return Compared(products, lengths, to_numpy(norms)[..., None, :])
+    return products, lengths, to_numpy(norms)
 
 
 def round_scores(scores: Array, largest: float | Array) -> Array:
@@ -200,13 +186,17 @@ class Known(GroupedLabels):
         The first one of class 1, or of each class of a multi-class task. A row of zeros
         is passed over if there is another one.
         """
-        chosen = []
-        for group in self.groups[1:] if self.task == "binary" else self.groups:
-            first = int(group[0])
-            if not to_numpy(self.clean[first]).any():
-                first = int(group[to_numpy(self.clean[group]).any(axis=1).argmax()])
-            chosen.append(first)
-        return chosen
+        groups = self.groups[1:] if self.task == "binary" else self.groups
+        return [example(self.clean, group) for group in groups]
+
+
+def example(clean: Tensor, group: Array) -> int:
+    """Return the number of the first row of a group that is not all zeros."""
+    first = int(group[0])
+    if not clean[first].any():
+        rows = clean[torch.from_numpy(group).to(clean.device)].flatten(1)
+        first = int(group[int(rows.any(dim=1).int().argmax())])
+    return first
 
 
 def attacker(

@@ -4,7 +4,7 @@ Han et al., GAFM (see :mod:`flower_vfl.objectives.gafm`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from flower_vfl.objectives import Task
 
 from .known import (
     Array,
-    Compared,
     Known,
     as_rows,
     compare,
@@ -120,20 +119,20 @@ def _center_attack(
         known = find(rows, _groups(labels, len(rows)))
     else:
         raise ConfigError("the attack needs labels or the center of each class")
-    scores = _nearness(compare(rows, norms, known))
+    scores = nearness(*compare(rows, norms, known))
     if hard:
         chosen = scores >= 0 if scores.ndim == 1 else scores.argmax(axis=0)
         return torch.from_numpy(chosen.astype(np.int64)).to(rows.device)
-    return torch.from_numpy(_merge_ties(scores, len(known)).T).to(rows.device)
+    return torch.from_numpy(merge_ties(scores, len(known)).T).to(rows.device)
 
 
-def _nearness(compared: Compared) -> Array:
+def nearness(products: Array, lengths: Array, norms: Array) -> Array:
     """Return how much nearer rows are to the center of a class than to the others.
 
     One score per row for two classes, and else a row of scores for each class.
     """
-    relative = compared.lengths - 2.0 * compared.products  # ‖g−μ‖² − ‖g‖²
-    distances = relative + np.square(compared.norms)
+    relative = lengths - 2.0 * products  # ‖g−μ‖² − ‖g‖²
+    distances = relative + np.square(norms)
     np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
     if distances.shape[-2] == 2:
         # The difference of the squares over the sum of the distances loses no digits.
@@ -148,7 +147,7 @@ def _nearness(compared: Compared) -> Array:
     return scores
 
 
-def _merge_ties(scores: Array, classes: int) -> Array:
+def merge_ties(scores: Array, classes: int) -> Array:
     """Round scores to a part of the largest one, of each party or of all classes."""
     axis = -1 if classes == 2 else None
     return round_scores(scores, np.abs(scores).max(axis=axis, keepdims=True))
@@ -168,12 +167,12 @@ def _groups(labels: Tensor, rows: int) -> list[Array]:
 
 def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     """Return the mean of each group of rows, from a product, which copies no rows."""
-    members = np.zeros((len(groups), rows.shape[-2]), dtype=np.float32)
+    members = np.zeros((len(groups), len(rows)), dtype=np.float32)
     for member, group in zip(members, groups, strict=True):
         member[group] = 1.0
-    sums = to_numpy(torch.from_numpy(members).to(rows) @ _side_by_side(rows))
-    counts = np.array([[len(group)] for group in groups], sums.dtype)
-    return _by_party(sums / counts, rows)
+    sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
+    means: Array = sums / np.array([[len(group)] for group in groups], sums.dtype)
+    return means
 
 
 def class_medians(
@@ -185,12 +184,12 @@ def class_medians(
     """
     chosen = [_thin(group, sample) for group in groups]
     numbers = torch.from_numpy(np.concatenate(chosen)).to(rows.device)
-    columns = to_numpy(_side_by_side(rows).index_select(0, numbers).T.contiguous())
+    columns = to_numpy(rows.index_select(0, numbers).T.contiguous())
     sizes = [len(group) for group in chosen]
     if len({*sizes}) == 1:  # one sort
-        return _by_party(_middle(columns.reshape(len(columns), len(sizes), -1)).T, rows)
+        return _middle(columns.reshape(len(columns), len(sizes), -1)).T
     parts = np.split(columns, np.cumsum(sizes[:-1]), axis=1)
-    return _by_party(np.stack([_middle(part) for part in parts]), rows)
+    return np.stack([_middle(part) for part in parts])
 
 
 def _middle(values: Array) -> Array:
@@ -202,17 +201,6 @@ def _middle(values: Array) -> Array:
     # halves: the sum of two large numbers overflows
     median: Array = 0.5 * values[..., half] + 0.5 * values[..., half - 1]
     return median
-
-
-def _side_by_side(rows: Tensor) -> Tensor:
-    """Return stacked rows of several parties as one matrix, without a copy of views."""
-    return rows.transpose(0, 1).flatten(1) if rows.ndim > 2 else rows
-
-
-def _by_party(centers: Array, rows: Tensor) -> Array:
-    """Return the centers of rows that are side by side, stacked as the rows are."""
-    shape = len(centers), *rows.shape[:-2], rows.shape[-1]
-    return centers.reshape(shape).swapaxes(0, -2)
 
 
 def _thin(group: Array, sample: int | None) -> Array:
@@ -239,37 +227,34 @@ class MeanAttack:
 
     def __call__(self, gradient: Tensor, known: Known) -> Tensor:
         """Return differences of distances, or 1 for the nearest class and else 0."""
+        norms = known.norms
         if self.sums:
             gradient, norms = rows_and_norms(gradient.sum(dim=1, keepdim=True))
-            known = replace(known, norms=norms)
-        compared = compare(gradient, known.norms, self.vectors(gradient, known))
-        return torch.from_numpy(self.score(compared, known).T).to(gradient.device)
-
-    def vectors(self, rows: Tensor, known: Known) -> Array:
-        """Return the centers that rows are compared with, of each half if held out."""
-        if not self.held_out:
-            return self.centers(rows, known.groups)
-        first = [group[0::2] for group in known.groups]
-        second = [g[1::2] if len(g) > 1 else g for g in known.groups]
-        both = self.centers(rows, first), self.centers(rows, second)
-        return np.concatenate(both, axis=-2)
-
-    def score(self, compared: Compared, known: Known) -> Array:
-        """Return a score per row of each party, or a row of them for each class."""
+        scores = self._nearness(gradient, norms, known.groups)
         classes = len(known.groups)
-        scores = _nearness(compared.part(0, classes))
-        if self.held_out:
-            first = np.concatenate([group[0::2] for group in known.groups])
-            other = _nearness(compared.part(classes, 2 * classes))
-            scores[..., first] = other[..., first]
         if not self.hard:
-            return _merge_ties(scores, classes)
-        if classes > 2:
-            return np.eye(classes, dtype=scores.dtype)[:, scores.argmax(axis=0)]
-        return (scores >= 0).astype(scores.dtype)
+            scores = merge_ties(scores, classes)
+        elif classes > 2:
+            scores = np.eye(classes, dtype=scores.dtype)[:, scores.argmax(axis=0)]
+        else:
+            scores = (scores >= 0).astype(scores.dtype)
+        return torch.from_numpy(scores.T).to(gradient.device)
 
-    def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
-        """Return the mean of each group of rows."""
+    def _nearness(self, rows: Tensor, norms: Tensor, groups: Sequence[Array]) -> Array:
+        if not self.held_out:
+            return nearness(*compare(rows, norms, self.centers(rows, groups)))
+        halves = (
+            [g[0::2] for g in groups],
+            [g[1::2] if len(g) > 1 else g for g in groups],
+        )
+        first, second = (self.centers(rows, half) for half in halves)
+        scores = nearness(*compare(rows, norms, first))
+        rest = np.concatenate(halves[0])
+        scores[..., rest] = nearness(*compare(rows, norms, second))[..., rest]
+        return scores
+
+    def centers(self, rows: Tensor, groups: Sequence[Array], parties: int = 1) -> Array:
+        """Return the mean of each group of rows; parties are side by side."""
         return class_means(rows, groups)
 
 
@@ -297,9 +282,9 @@ class MedianAttack(MeanAttack):
             raise ConfigError("median:split=batch needs two classes")
         return median_split(gradient, self.hard).to(gradient)
 
-    def centers(self, rows: Tensor, groups: Sequence[Array]) -> Array:
-        """Return the median of each group of rows."""
+    def centers(self, rows: Tensor, groups: Sequence[Array], parties: int = 1) -> Array:
+        """Return the median of each group of rows; parties are side by side."""
         if self.sample != "auto":
             return class_medians(rows, groups, self.sample)
-        large = rows.shape[-2] * rows.shape[-1] > _LARGE
+        large = rows.numel() > _LARGE * parties
         return class_medians(rows, groups, _ENOUGH if large else None)

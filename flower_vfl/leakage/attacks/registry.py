@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, check_name
-from flower_vfl.leakage.auc import Pair, leak_pair, pairs_in_order, pairs_won
+from flower_vfl.leakage.auc import Pair, leak_pair
 from flower_vfl.objectives import Task
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
@@ -24,7 +23,7 @@ from .cosine import CosineAttack
 from .direct import DirectAttack
 from .embedding import EmbeddingAttack
 from .exploit import ExploitAttack
-from .known import Array, Known
+from .known import Known
 from .mean import MeanAttack, MedianAttack
 from .norm import norm_scores
 from .similarity import SimilarityAttack
@@ -136,31 +135,3 @@ def _leak(attack: ScoreAttack, scores: Tensor, known: Known) -> Pair:
         rest[known.examples] = False
         scores, labels = scores[rest], labels[rest]
     return leak_pair(scores, labels, len(known.classes))
-
-
-def binary_leaks(
-    attacks: Sequence[ScoreAttack], scores: Array, known: Known
-) -> list[list[Pair]]:
-    """Return :func:`_leak` of all parties from one sort (benchmarks/meter_cost.py).
-
-    Scores are (parties, attacks, rows), and `known` has one example of each party.
-    """
-    zeros, ones = map(len, known.groups)
-    ranked, pairs = scores.copy(), [zeros * ones] * len(attacks)
-    for i, attack in enumerate(attacks):
-        if getattr(attack, "knows_examples", False):  # the lowest wins no pair
-            lowest = np.nextafter(ranked[:, i].min(axis=-1), -np.inf)
-            ranked[range(len(ranked)), i, known.examples] = lowest
-            pairs[i] -= zeros
-    if scores.dtype == np.float32:
-        positive = np.zeros(scores.shape[-1], np.bool_)
-        positive[known.groups[1]] = True
-        won = pairs_in_order(ranked.reshape(-1, len(positive)), positive)
-    else:
-        won = pairs_won(torch.from_numpy(ranked), known.labels).numpy()
-    found = []
-    for wins in won.reshape(scores.shape[:-1]):
-        each = zip(wins.tolist(), pairs, strict=True)
-        aucs = [won / count if count else math.nan for won, count in each]
-        found.append([(auc, max(auc, 1.0 - auc)) for auc in aucs])
-    return found

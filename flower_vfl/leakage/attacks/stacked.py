@@ -1,89 +1,55 @@
-"""Leaks of several parties at once: gradients of one shape, stacked.
+"""The four usual attacks on the gradients of several parties, in one pass.
 
-One by one, most of the time of an attack on a gradient is that of the calls.
+One by one, most of the time of an attack is that of the calls
+(``benchmarks/meter_cost.py``).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import pairwise
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.leakage.auc import Pair
+from flower_vfl.leakage.auc import Pair, pairs_in_order
 from flower_vfl.rows import row_norms
 
-from .cosine import CosineAttack
-from .known import (
-    SMALL,
-    Array,
-    GroupedLabels,
-    Known,
-    clustered,
-    compare,
-    to_numpy,
-)
-from .mean import MeanAttack, MedianAttack
+from .cosine import CosineAttack, cosines
+from .known import SMALL, Array, GroupedLabels, clustered, example, to_numpy
+from .mean import MeanAttack, MedianAttack, merge_ties, nearness
 from .norm import norm_scores
-from .registry import ScoreAttack, binary_leaks
+from .registry import ScoreAttack
 
 _ENTRIES = 2**18  # numbers of a stack, for the cache
 
 
-class Attacked(Protocol):
-    """What a party gets: its gradient, also before a defense."""
+class PartyBatch(NamedTuple):
+    """What a party gets, also before a defense, and what it sent."""
 
-    @property
-    def gradient(self) -> Tensor:
-        """One row per example."""
-        ...
-
-    @property
-    def clean(self) -> Tensor | None:
-        """The gradient before the defense."""
-        ...
-
-    @property
-    def embedding(self) -> Tensor | None:
-        """What the party sent."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Stacked(Known):
-    """What the attackers of several parties know: norms and gradients are stacked."""
-
-    @cached_property
-    def examples(self) -> list[int]:
-        """Number of the row of each party whose clean gradient is known."""
-        group, clean = self.groups[1], to_numpy(self.clean)
-        if not clean[:, group[0]].any(axis=1).all():
-            nonzero = clean[:, group].any(axis=2)
-            return [int(row) for row in group[nonzero.argmax(axis=1)]]
-        return [int(group[0])] * len(clean)
+    party: str
+    gradient: Tensor
+    clean: Tensor | None = None
+    embedding: Tensor | None = None
+    kind: str = ""  # of the metric
 
 
 def stacked_leaks(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[Attacked]
+    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[PartyBatch]
 ) -> dict[int, list[Pair]]:
     """Return the leaks of the batches that can be stacked, by their position."""
     unfit = labels.task != "binary" or labels.constant
     if unfit or not all(map(_stacks, attacks)):
         return {}
     shapes: dict[object, list[int]] = {}
-    for number, batch in enumerate(batches):
-        gradient, clean = batch.gradient, batch.clean
+    for number, (_, gradient, clean, embedding, _) in enumerate(batches):
         rows = gradient.ndim > 1 and len(gradient) == len(labels.labels)
         alike = clean is None or clean.shape == gradient.shape
-        alone = batch.embedding is None and gradient.numel() > 0
+        alone = embedding is None and gradient.numel() > 0
         if rows and alike and alone and gradient.is_floating_point():
             kind = gradient.shape, gradient.dtype, gradient.device
-            own = clean is None or clean is gradient
-            shapes.setdefault((*kind, own), []).append(number)
+            shapes.setdefault(kind, []).append(number)
     found: dict[int, list[Pair]] = {}
     for numbers in shapes.values():
         size = max(1, _ENTRIES // batches[numbers[0]].gradient.numel())
@@ -96,93 +62,101 @@ def stacked_leaks(
 
 def _stacks(attack: ScoreAttack) -> bool:
     """Say whether an attack takes stacked gradients."""
-    if isinstance(attack, MedianAttack) and attack.split != "class":
-        return False
     if isinstance(attack, MeanAttack):
-        return not attack.sums
+        by_class = not isinstance(attack, MedianAttack) or attack.split == "class"
+        return by_class and not (attack.hard or attack.held_out or attack.sums)
     norm = isinstance(attack, partial) and attack.func is norm_scores
     return norm or isinstance(attack, CosineAttack)
 
 
 def _leaks(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[Attacked]
+    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[PartyBatch]
 ) -> list[list[Pair]]:
     """Return the leaks of each party, or none if one of them needs a closer look.
 
     Then the parties are measured one by one, which names one that is not finite, and
     finds the precision that each of them needs.
     """
-    rows = _stack([batch.gradient for batch in batches])
-    before = [each.gradient if each.clean is None else each.clean for each in batches]
-    clean = rows if before[0] is batches[0].gradient else _stack(before)
-    norms = row_norms(rows.transpose(0, 1)).T.contiguous()  # as in memory
-    if norms.dtype != rows.dtype or not math.isfinite(to_numpy(norms).sum()):
+    matrix = _side_by_side([batch.gradient for batch in batches])
+    rows = matrix.unflatten(1, (len(batches), -1))
+    tall = row_norms(rows)
+    norms = np.ascontiguousarray(to_numpy(tall).T)
+    if tall.dtype != rows.dtype or not math.isfinite(norms.sum()):
         return []
-    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
+    if norms.dtype == np.float32 and clustered(rows.transpose(0, 1), norms):
         return []
-    given = labels.task, labels.labels.to(rows.device), labels.classes, labels.groups
-    known = _Stacked(*given, norms, clean)
-    scores = _scores(attacks, rows, known)
-    finite = math.isfinite(scores.sum())
-    return binary_leaks(attacks, scores, known) if finite else []
-
-
-def _scores(attacks: Sequence[ScoreAttack], rows: Tensor, known: Known) -> Array:
-    """Return the scores of attacks on stacked rows, (parties, attacks, rows).
-
-    One product compares the rows with the vectors of all attacks, and attacks of one
-    formula are scored together.
-    """
-    norms = to_numpy(known.norms)
-    scores = np.empty((len(norms), len(attacks), norms.shape[1]), norms.dtype)
-    formulas: dict[object, list[tuple[int, CosineAttack | MeanAttack]]] = {}
-    for number, attack in enumerate(attacks):
-        if isinstance(attack, CosineAttack):
-            formulas.setdefault("cosine", []).append((number, attack))
-        elif isinstance(attack, MeanAttack):
-            formula = attack.hard, attack.held_out
-            formulas.setdefault(formula, []).append((number, attack))
-        else:
-            scores[:, number] = norms
-    groups = list(formulas.values())
-    vectors = [attack.vectors(rows, known) for group in groups for _, attack in group]
+    scores = np.empty((len(norms), len(attacks), len(rows)), norms.dtype)
+    scores[:] = norms[:, None]  # those of the norm attack
+    cosine = [i for i, attack in enumerate(attacks) if isinstance(attack, CosineAttack)]
+    center = [i for i, attack in enumerate(attacks) if isinstance(attack, MeanAttack)]
+    vectors, examples = [], []
+    if cosine:
+        examples, known = _examples(labels.groups[1], batches, rows.dtype)
+        vectors.append(known)
+    for attack in attacks:
+        if isinstance(attack, MeanAttack):
+            vectors.append(attack.centers(matrix, labels.groups, len(batches)))
     if vectors:
-        compared = compare(rows, known.norms, np.concatenate(vectors, axis=1))
-    start = 0
-    for group in groups:
-        stop = start + sum(len(each[0]) for each in vectors[: len(group)])
-        part = compared.part(start, stop, len(group))
-        scores[:, [number for number, _ in group]] = group[0][1].score(part, known)
-        start, vectors = stop, vectors[len(group) :]
-    return scores
+        stack = np.concatenate(vectors).reshape(-1, *rows.shape[1:]).swapaxes(0, 1)
+        products = to_numpy(torch.from_numpy(stack).to(rows) @ rows.permute(1, 2, 0))
+        lengths = np.square(stack).sum(axis=-1, keepdims=True)
+    if cosine:
+        angles = cosines(products[:, :1], lengths[:, :1], norms[:, None])
+        angles[range(len(norms)), 0, examples] = -2.0  # below all: wins no pair
+        scores[:, cosine] = angles
+    if center:
+        first, shape = bool(cosine), (len(norms), len(center), 2, -1)
+        both = (each[:, first:].reshape(shape) for each in (products, lengths))
+        near = nearness(*both, norms[:, None, None])
+        scores[:, center] = merge_ties(near, 2)
+    if not math.isfinite(scores.sum()):
+        return []
+    return _pairs(labels, scores, cosine)
 
 
-def _stack(gradients: Sequence[Tensor]) -> Tensor:
-    """Return gradients as rows in a safe precision, (parties, rows, width)."""
-    flat = [gradient.detach().flatten(1) for gradient in gradients]
-    small = flat[0].numel() <= SMALL
-    stacked = None if small else _view(flat)
-    if stacked is None:
-        stacked = torch.stack(flat, dim=1).transpose(0, 1)
-    wide = stacked.double() if small else stacked
-    return wide.float() if wide.itemsize < 4 else wide
+def _examples(
+    group: Array, batches: Sequence[PartyBatch], dtype: torch.dtype
+) -> tuple[list[int], Array]:
+    """Return the known row of each party, and these clean gradients side by side."""
+    examples, known = [], []
+    for batch in batches:
+        clean = batch.gradient if batch.clean is None else batch.clean
+        examples.append(example(clean, group))
+        known.append(clean[examples[-1]].detach().reshape(1, -1))
+    return examples, to_numpy(torch.cat(known, dim=1).to(dtype))
 
 
-def _view(gradients: Sequence[Tensor]) -> Tensor | None:
-    """Return parts of one tensor as a stack without a copy, if there is a way.
+def _pairs(
+    labels: GroupedLabels, scores: Array, cosine: Sequence[int]
+) -> list[list[Pair]]:
+    """Return raw and flipped leaks of scores, (parties, attacks, rows)."""
+    zeros, ones = map(len, labels.groups)
+    positive = np.zeros(scores.shape[-1], np.bool_)
+    positive[labels.groups[1]] = True
+    won = pairs_in_order(scores.reshape(-1, len(positive)), positive)
+    pairs = np.full(scores.shape[1], zeros * ones)
+    pairs[cosine] -= zeros  # the known row does not count
+    with np.errstate(invalid="ignore"):
+        aucs = won.reshape(scores.shape[:-1]) / pairs
+    return [[(auc, max(auc, 1.0 - auc)) for auc in own] for own in aucs.tolist()]
 
-    The gradients of concatenated embeddings are such parts, and those of a sum.
+
+def _side_by_side(gradients: Sequence[Tensor]) -> Tensor:
+    """Return gradients as one matrix in a safe precision, if possible without a copy.
+
+    The gradients of concatenated embeddings are parts of one matrix.
     """
-    first, places = gradients[0], [each.data_ptr() for each in gradients]
-    steps = {b - a for a, b in pairwise(places)} or {0}
-    whole = first.untyped_storage().data_ptr()
-    if len(steps) > 1 or min(steps) < 0:
-        return None
-    if any(
-        each.untyped_storage().data_ptr() != whole or each.stride() != first.stride()
-        for each in gradients
+    flat = [gradient.detach().flatten(1) for gradient in gradients]
+    first, width = flat[0], flat[0].shape[1]
+    whole, stride = first.untyped_storage().data_ptr(), (first.stride(0), 1)
+    if all(
+        each.untyped_storage().data_ptr() == whole
+        and each.stride() == stride
+        and each.storage_offset() == first.storage_offset() + number * width
+        for number, each in enumerate(flat)
     ):
-        return None
-    return first.as_strided(
-        (len(gradients), *first.shape), (min(steps) // first.itemsize, *first.stride())
-    )
+        matrix = first.as_strided((len(first), len(flat) * width), stride)
+    else:
+        matrix = torch.cat(flat, dim=1)
+    wide = matrix.double() if first.numel() <= SMALL else matrix
+    return wide.float() if wide.itemsize < 4 else wide

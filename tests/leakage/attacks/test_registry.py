@@ -15,13 +15,8 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS, Known, LeakageMeter, norm_attack
-from flower_vfl.leakage.attacks.known import GroupedLabels, attacker
 from flower_vfl.leakage.attacks.registry import (
-    attack_scores,
-    binary_leaks,
-    build_attack,
     fits,
-    leaks,
 )
 
 
@@ -127,18 +122,3 @@ def test_other_types_of_scores(register: Callable[[Any], None]) -> None:
         register(lambda gradient, known, dtype=dtype: chosen.to(dtype))
         found = leaks_of(LeakageMeter(("own", "norm")), gradient, labels, 1)
         assert found["own"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_sort_gives_the_same_as_one_attack_at_a_time(seed: int) -> None:
-    names = ("norm", "cosine", "mean", "mean:hard=true", "spectral")
-    attacks = [build_attack(name, "binary") for name in names]
-    labels = torch.randint(2, (60,), generator=torch.Generator().manual_seed(seed))
-    batch = GroupedLabels.read("binary", labels)
-    for width in (1, 3, 300):
-        gradient, _ = case(60, width, seed=seed)
-        rows, known = attacker(batch, gradient.round(decimals=3))  # has ties
-        scores = attack_scores(attacks, rows, known)
-        found = binary_leaks(attacks, np.stack(scores)[None], known)
-        expected = leaks(attacks, scores, known)
-        np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-12)

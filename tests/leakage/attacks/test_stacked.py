@@ -13,7 +13,7 @@ from flower_vfl.leakage.attacks.stacked import stacked_leaks
 from flower_vfl.leakage.auc import Pair
 from flower_vfl.leakage.meter import LeakageMeter
 
-ATTACKS = ("norm", "cosine", "mean", "median", "mean:hard=true", "median:held_out=true")
+ATTACKS = ("norm", "median:sample=20", "cosine", "mean", "median")
 PARTIES, ROWS = 9, 40
 
 
@@ -109,3 +109,44 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     found["bank-7"][3, 1] = torch.nan
     with pytest.raises(PartyError, match="bank-7"):
         LeakageMeter(("norm",)).measure(found, labels, 1)
+
+
+@pytest.mark.parametrize("attacks", [ATTACKS, ("norm",), ("cosine",), ("mean", "norm")])
+@pytest.mark.parametrize("width", [1, 3, 500])
+def test_scores_with_ties(
+    attacks: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, labels = gradients(width)
+    ties = {name: each.round(decimals=0) + 0.5 for name, each in found.items()}
+    given = ties, labels, {}, monkeypatch
+    assert measure(LeakageMeter(attacks), *given) == PARTIES
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("width", [3, 500])
+def test_other_precisions(
+    dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, labels = gradients(width)
+    noisy = {name: each.to(dtype) for name, each in found.items()}
+    clean = {name: (2.0 * each).to(dtype) for name, each in found.items()}
+    given = noisy, labels, clean, monkeypatch
+    assert measure(LeakageMeter(ATTACKS), *given) == PARTIES
+
+
+@pytest.mark.parametrize("positives", [1, ROWS - 1])
+def test_a_class_with_one_row(positives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = gradients()
+    labels = (torch.arange(ROWS) < positives).long()
+    measure(LeakageMeter(ATTACKS), found, labels, {}, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "attack", ["mean:hard=true", "median:held_out=true", "mean:sums=true", "spectral"]
+)
+def test_other_attacks_run_one_by_one(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, labels = gradients()
+    given = found, labels, {}, monkeypatch
+    assert measure(LeakageMeter(("norm", attack)), *given) == 0
