@@ -2,10 +2,9 @@
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from tempfile import SpooledTemporaryFile
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 Kind = tuple[str, str, str, str]  # metric, party, attack, layer
 _ROW = struct.Struct("=Iqd")  # number of a kind, step, value
@@ -14,8 +13,7 @@ COLUMNS = ("metric", "party", "attack", "layer", "step", "value")
 _FIELDS = attrgetter(*COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(NamedTuple):
     """One measured number.
 
     Parameters

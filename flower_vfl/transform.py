@@ -214,7 +214,6 @@ class Defender:
         *,
         real: Tensor | None = None,
         seen: Seen | None = None,
-        late: bool = False,
         last: bool = False,
         true_labels: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
@@ -248,10 +247,7 @@ class Defender:
             rows = None if seen is None else seen.rows
             inputs = None if seen is None else seen.embeddings
             given = defended, gradients, truth, step, real, rows, last, inputs
-            if late:
-                measured += self.monitor.measure_late(*given)
-            else:
-                measured += self.monitor.outstanding() + self.monitor.measure(*given)
+            measured += self.monitor.measure(*given)
             self._consider_raising(self.monitor.settings, measured)
         return leaving, measured
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from flower_vfl.protocol.messages import (
     Verb,
     to_tensor,
 )
-from flower_vfl.records import Measurement
 from flower_vfl.rows import received_embeddings
 from flower_vfl.transform import Seen
 
@@ -173,7 +172,6 @@ class Training:
                 step,
                 epoch,
                 seen=seen,
-                late="late" in asked.config,
                 last=index == self.steps - 1,
             )
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
@@ -188,24 +186,14 @@ class Training:
         if measured:
             state.records += measured
         if self.strategy.trackers:
-            self._track(step, reply.metrics, measured)
+            found = {each.name: each.value for each in measured}
+            self.trackers.step(step, {**reply.metrics, **found})
         state.seconds += time.perf_counter() - started
         state.traffic += self.messenger.traffic - traffic
         leaking: list[str] = []
         if leakage is not None and leakage.action == "stop":
             leaking = [each.party for each in measured if each.metric == LIMIT]
         return reply.metrics.get("loss", math.nan), leaking
-
-    def _track(
-        self, step: int, metrics: Mapping[str, float], measured: Iterable[Measurement]
-    ) -> None:
-        """Tell the trackers what a step measured, and what arrived late."""
-        by_step: dict[int, dict[str, float]] = {}
-        for each in measured:
-            by_step.setdefault(each.step, {})[each.name] = each.value
-        by_step[step] = {**metrics, **by_step.get(step, {})}
-        for number, values in sorted(by_step.items()):
-            self.trackers.step(number, values)
 
     def _seen(self, embeddings: Mapping[str, Array], epoch: int, index: int) -> Seen:
         """Return the embeddings of a batch for a defense that looks at them."""
@@ -256,12 +244,6 @@ class Training:
         asked = Content(arrays=embeddings, step=step, epoch=epoch, index=index)
         if self._wants_labels:
             asked.config["labels"] = True
-        # What a step leaks may be reported with the next one, unless a checkpoint or
-        # the end of the epoch comes in between.
-        every = self.strategy.checkpoints.every
-        last = index == self.steps - 1 or (every and step % every == 0)
-        if self.strategy.leakage is not None and not last:
-            asked.config["late"] = True
         return asked
 
     def _tell_passive(self, verb: Verb, **config: Value) -> dict[str, Content]:

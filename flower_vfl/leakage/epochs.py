@@ -1,7 +1,6 @@
 """Attacks that are measured once an epoch, on all of its rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -109,7 +108,7 @@ class EpochAttacks:
             if each.attack in self._over_best:  # the largest value of any epoch
                 best = max(each.value, self._best.get(each.name, each.value))
                 self._best[each.name] = best
-                found[number] = replace(each, value=best)
+                found[number] = each._replace(value=best)
         return found
 
     def _measure_pooled(self, step: int) -> list[Measurement]:

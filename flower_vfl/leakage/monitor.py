@@ -6,7 +6,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -19,7 +18,7 @@ from flower_vfl.leakage.attacks.direct import direct_success
 from flower_vfl.leakage.attacks.registry import OF_AN_EPOCH
 from flower_vfl.leakage.attacks.spectral import membership_aucs
 from flower_vfl.objectives import Task
-from flower_vfl.records import Measurement, from_columns, to_columns
+from flower_vfl.records import Measurement
 from flower_vfl.specs import parse_spec
 
 from .epochs import EpochAttacks
@@ -185,45 +184,9 @@ class LeakageMonitor:
             )
         self.meter = LeakageMeter(attacks, task, settings.baseline)
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
-        self._late: Future[list[Measurement]] | list[Measurement] = []
-        self._worker: ThreadPoolExecutor | None = None
         self._by_epoch = EpochAttacks(by_epoch, task, settings.baseline)
         self.needs_rows = bool(by_epoch)  # and embeddings of a batch
         self.canaries: Canaries | None = None
-
-    def measure_late(
-        self,
-        gradients: Mapping[str, Tensor],
-        clean: Mapping[str, Tensor],
-        labels: Tensor,
-        step: int,
-        real: Tensor | None = None,
-        rows: Tensor | None = None,
-        last: bool = False,
-        embeddings: Mapping[str, Tensor] | None = None,
-    ) -> list[Measurement]:
-        """Return what the step before measured, and measure this one in a thread.
-
-        A limit has to act before the next gradient leaves, so that with one this step
-        is measured at once.
-        """
-        found = self.outstanding()
-        given = dict(gradients), dict(clean), labels, step, real, rows, last, embeddings
-        if self.settings.limit is not None:
-            return found + self.measure(*given)
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "leakage")
-        self._late = self._worker.submit(self.measure, *given)
-        return found
-
-    def outstanding(self) -> list[Measurement]:
-        """Wait for what :meth:`measure_late` started, and return it."""
-        found = self._wait()
-        self._late = []
-        return found
-
-    def _wait(self) -> list[Measurement]:
-        return self._late if isinstance(self._late, list) else self._late.result()
 
     def measure(
         self,
@@ -334,10 +297,9 @@ class LeakageMonitor:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what limit and attacks on an epoch need, and what is outstanding."""
+        """Return what limit and attacks on an epoch need."""
         recent = [[*key, list(values)] for key, values in self._recent.items()]
-        late = to_columns(self._wait())
-        return {"recent": recent, "late": late, "by_epoch": self._by_epoch.state_dict()}
+        return {"recent": recent, "by_epoch": self._by_epoch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -346,7 +308,6 @@ class LeakageMonitor:
             (party, attack): deque(values, maxlen=window)
             for party, attack, values in state["recent"]
         }
-        self._late = from_columns(state["late"])
         self._by_epoch.load_state_dict(state["by_epoch"])
 
 

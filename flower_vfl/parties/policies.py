@@ -150,7 +150,7 @@ class NodePolicy:
             return found
         if self.report_metrics == "none":
             return []
-        return [replace(each, value=round(each.value, _DIGITS)) for each in found]
+        return [e._replace(value=round(e.value, _DIGITS)) for e in found]
 
     def predictions(self, party: str, found: Tensor) -> Tensor:
         """Return predictions as they may leave."""

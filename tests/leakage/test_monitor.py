@@ -163,42 +163,24 @@ def test_one_class_is_skipped_and_nothing_is_nothing() -> None:
     rows = {"a": draw(ROWS, WIDTH)}
     assert watch.measure(rows, rows, torch.ones(ROWS), 1) == []
     assert watch.measure({}, rows, labels(), 1) == []
-    assert watch.state_dict()["recent"] == [] and watch.outstanding() == []
+    assert watch.state_dict()["recent"] == []
 
 
-def test_a_late_measurement_is_that_of_its_step() -> None:
-    target = labels()
-    batches = [{"a": long_rows(target, 0.7, seed)} for seed in range(3)]
-    watch = LeakageMonitor(Leakage(), "binary")
-    expected = [watch.measure(b, b, target, i) for i, b in enumerate(batches)]
-    assert watch.measure_late(batches[0], batches[0], target, 0) == []
-    found = watch.measure_late(batches[1], batches[1], target, 1)
-    assert found == expected[0]
-    other = LeakageMonitor(Leakage(), "binary")  # after a restart
-    other.load_state_dict(watch.state_dict())
-    found = other.measure_late(batches[2], batches[2], target, 2)
-    assert found == expected[1]
-    assert other.outstanding() == expected[2]
-    assert other.outstanding() == []
-
-
-def test_a_limit_is_not_measured_late(warnings: list[str]) -> None:
+def test_a_limit_acts_at_its_step(warnings: list[str]) -> None:
     target = labels()
     rows = {"a": long_rows(target, 1.0, 0)}
     watch = LeakageMonitor(Leakage(("norm",), limit=0.6, window=1), "binary")
-    found = watch.measure_late(rows, rows, target, 1)
+    found = watch.measure(rows, rows, target, 1)
     assert {each.step for each in found} == {1}
     assert by_name(found)["leak_limit/a"] > 0.6
-    assert watch.outstanding() == []
     assert len(warnings) == 1
 
 
-def test_an_error_of_a_late_measurement_names_its_step() -> None:
+def test_an_error_names_the_step() -> None:
     rows = {"a": torch.full((ROWS, WIDTH), torch.nan)}
     watch = LeakageMonitor(Leakage(), "binary")
-    watch.measure_late(rows, rows, labels(), 7)
     with pytest.raises(PartyError, match="party 'a', step 7"):
-        watch.outstanding()
+        watch.measure(rows, rows, labels(), 7)
 
 
 def test_coalitions_pool_what_is_there() -> None:

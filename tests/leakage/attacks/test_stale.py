@@ -156,9 +156,7 @@ def batches(epochs: int) -> Iterator[tuple[int, bool, Tensor]]:
         yield step, step % 4 == 0, 5 + 2 * order.split(100)[(step - 1) % 4]
 
 
-def watch(
-    monitor: LeakageMonitor, epochs: range, late: bool = False
-) -> list[Measurement]:
+def watch(monitor: LeakageMonitor, epochs: range) -> list[Measurement]:
     """Measure two parties that get the gradients of both halves in noise."""
     gradient, labels = imbalanced()
     found = []
@@ -170,11 +168,7 @@ def watch(
         given = {"a": seen[:, :8], "b": seen[:, 8:]}
         used = {"rows": rows, "last": last}
         truth = labels[(rows - 5) // 2]
-        if late and not last:
-            found += monitor.measure_late(given, given, truth, step, **used)
-        else:
-            found += monitor.outstanding()
-            found += monitor.measure(given, given, truth, step, **used)
+        found += monitor.measure(given, given, truth, step, **used)
     return found
 
 
@@ -241,20 +235,19 @@ def test_a_pooled_attack_has_one_auc_of_all_batches_of_an_epoch() -> None:
 
 def test_epochs_add_up_however_often_steps_are_measured() -> None:
     alone = watch(monitor("stale"), range(3))
-    beside = watch(monitor("norm", "stale", every=5), range(3), late=True)
+    beside = watch(monitor("norm", "stale", every=5), range(3))
     assert [each for each in beside if each.attack == "stale"] == alone
     assert {each.step for each in beside if each.attack == "norm"} == {5, 10}
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_resumed_monitor_equals_one_that_went_on(late: bool) -> None:
+def test_a_resumed_monitor_equals_one_that_went_on() -> None:
     attacks = ("norm", "stale", "stale:over=best,score=norm", "pooled")
-    expected = watch(monitor(*attacks), range(6), late)
+    expected = watch(monitor(*attacks), range(6))
     first, second = monitor(*attacks), monitor(*attacks)
-    found = watch(first, range(2), late)
+    found = watch(first, range(2))
     second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
-    assert found + watch(second, range(2, 6), late) == expected
-    assert found + watch(monitor(*attacks), range(2, 6), late) != expected
+    assert found + watch(second, range(2, 6)) == expected
+    assert found + watch(monitor(*attacks), range(2, 6)) != expected
 
 
 def test_the_best_epoch_so_far() -> None:
