@@ -19,7 +19,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.randomness import generator
 
-from .messages import Content, pack
+from .messages import Content, TensorArray
 from .replay import Session
 from .sealing import serving_use
 
@@ -69,7 +69,7 @@ def _packed(session: Session, embedding: Tensor, number: int, size: int) -> Cont
     """Return the embedding of a passive party, encrypted in a sealed run."""
     party = session.party
     if session.seals is None:
-        return Content(arrays=pack({party.name: embedding}))
+        return Content(arrays={party.name: TensorArray(embedding)})
     at = serving_use(number, size), party.step
     return Content(arrays={party.name: session.seals.embedding(embedding, *at)})
 
@@ -116,7 +116,7 @@ def _predict(session: Session, content: Content) -> Content:
     found = party.predict_rows(rows, ("serving", number), embeddings)
     found = session.policy.predictions(party.name, found)
     if seals is None:
-        return Content(arrays=pack({"predictions": found}))
+        return Content(arrays={"predictions": TensorArray(found)})
     answer = seals.answer(content.text("party"), found, *at)
     return Content(arrays={"predictions": answer})
 

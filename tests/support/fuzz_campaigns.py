@@ -41,7 +41,7 @@ from flower_vfl.grids.resident.wire import (
     encode,
     split_frame,
 )
-from flower_vfl.protocol.messages import Content, pack
+from flower_vfl.protocol.messages import Content, TensorArray
 
 _PARTIES: Final = 3
 _TOGETHER: Final = 8  # strangers at the same time
@@ -267,7 +267,7 @@ def replies(mutator: Mutator, count: int) -> Findings:
 def _content(number: int) -> RecordDict:
     content = Content({"name": "passive-1", "step": number}, metrics={"loss": 0.5})
     if number % 2:
-        content.arrays = pack({"passive-1": torch.zeros(4, 3)})
+        content.arrays = {"passive-1": TensorArray(torch.zeros(4, 3))}
     return content.records()
 
 
