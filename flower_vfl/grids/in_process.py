@@ -20,7 +20,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.policies import NodePolicy
 from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.protocol.replay import RESIDENT, forget, party_of
+from flower_vfl.protocol.replay import forget, sessions
+from flower_vfl.protocol.residence import RESIDENT
 
 from .wrapped import ClosableGrid
 
@@ -86,8 +87,9 @@ class InProcessGrid(ClosableGrid):
 
     def parties(self) -> dict[str, Party]:
         """Return the vertical parties that live behind this grid, by name."""
-        found = (party_of(self._run.run_id, node) for node in self._contexts)
-        return {party.name: party for party in found if party is not None}
+        keys = [(self._run.run_id, node) for node in self._contexts]
+        parties = [sessions[key].party for key in keys if key in sessions]
+        return {party.name: party for party in parties}
 
     def set_run(self, run: Run) -> None:
         """Refuse: the run of this grid is its own."""

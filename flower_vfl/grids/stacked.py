@@ -8,7 +8,8 @@ from flwr.clientapp import ClientApp
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.stacked import StackedParty, stack_parties
-from flower_vfl.protocol.replay import RESIDENT, Session, sessions
+from flower_vfl.protocol.replay import Session, sessions
+from flower_vfl.protocol.residence import RESIDENT
 
 from .groups import NodeGroup
 from .in_process import InProcessGrid, NodeConfig

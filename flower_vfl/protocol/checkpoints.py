@@ -54,10 +54,8 @@ def restore(session: Session, content: Content, context: Context) -> Content:
     try:
         party.load_state_dict({**state, "waiting": waiting})
     except (KeyError, RuntimeError, ValueError) as error:
-        first = (
-            str(error).splitlines()[-1].strip("\t .")
-        )  # torch names a weight, and shapes
-        problem = f"its models do not fit its checkpoint '{tags[0]}': {first}"
+        weight = str(error).splitlines()[-1].strip("\t .")  # and shapes, by torch
+        problem = f"its models do not fit its checkpoint '{tags[0]}': {weight}"
         raise PartyError(party.name, problem, _REMEDY) from error
     if isinstance(party, LabelParty) and "loss" in content.config:
         party.choose_loss(content.text("loss"))

@@ -2,9 +2,8 @@
 
 Sun et al., FLORIST, appendix D. https://arxiv.org/abs/2106.05508
 
-docs/alignment.md ("Predictions for a passive party") says which rows can be asked about
-and what that tells. A batch that hides a row is derived from the run's seed: the same
-row is always in the same batch, so that asking again tells nothing new.
+docs/alignment.md ("Predictions for a passive party") says what that tells. The same row
+is always hidden in the same batch, so that asking again tells nothing new.
 """
 
 from collections.abc import Callable
