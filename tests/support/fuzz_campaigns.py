@@ -23,12 +23,13 @@ from vertical_cases import assert_equal
 
 from flower_vfl.errors import VerticalError
 from flower_vfl.grids.resident import app as resident_app
-from flower_vfl.grids.resident.authentication import (
-    Authentication,
-    RefusedError,
+from flower_vfl.grids.resident.authentication import Authentication, RefusedError
+from flower_vfl.grids.resident.event_loop import (
+    SendQueue,
+    event_loop,
+    flush,
     read_frames,
 )
-from flower_vfl.grids.resident.event_loop import SendQueue, event_loop, flush
 from flower_vfl.grids.resident.local_socket import LocalConnection
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import METHOD

@@ -88,7 +88,7 @@ def _serve_blocking(
     executor = Executor()
     session = NodeSession(app, context, offer, executor)
     result = asyncio.run_coroutine_threadsafe(session.run(), event_loop())
-    result.add_done_callback(lambda _: executor.shutdown())
+    result.add_done_callback(lambda _: executor.submit(None))
     executor.run()
     context.state = session.context.state
     return ConfigRecord(

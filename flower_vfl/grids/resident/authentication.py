@@ -13,20 +13,13 @@ A recorded handshake cannot be replayed, because the server draws a new nonce ea
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
-import grpc
+from .wire import WireError
 
-from .wire import Assembler, WireError
-
-T = TypeVar("T")
-
-MAX_FRAME: Final = 256  # bytes that a peer may send before it is authenticated
 _MAGIC: Final = b"flower-vfl/1"
 _HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ32s")
 _UINT64: Final = (1 << 64) - 1
@@ -81,7 +74,7 @@ class Authentication:
 
     def _hmac(self, token: bytes, label: bytes) -> bytes:
         transcript = self.hello() + self.server_nonce + label
-        return hmac.new(token, transcript, hashlib.sha256).digest()
+        return hmac.digest(token, transcript, "sha256")
 
 
 class TokenRegistry:
@@ -106,44 +99,9 @@ class TokenRegistry:
         # An unknown node takes as long as a known one.
         expected = peer.node_proof(token or secrets.token_bytes(32))
         correct = hmac.compare_digest(expected, bytes(proof))
+        node = f"node {peer.node_id} of run {peer.run_id}"
         if token is None:
-            raise RefusedError(
-                f"node {peer.node_id} of run {peer.run_id} has no valid token"
-            )
+            raise RefusedError(f"{node} has no valid token")
         if not correct:
-            raise RefusedError(f"wrong proof for node {peer.node_id}")
+            raise RefusedError(f"wrong proof for {node}")
         return token
-
-
-class Stream(Protocol):
-    """What both ends use of a stream: of gRPC, or over a Unix socket."""
-
-    async def read(self) -> Any:
-        """Return the next chunk."""
-
-    async def write(self, chunk: bytes, /) -> Any:
-        """Send a chunk."""
-
-
-async def read_frame(stream: Stream) -> memoryview:
-    """Read a frame of a peer that is not authenticated yet."""
-    chunk = await stream.read()
-    if chunk is grpc.aio.EOF:
-        raise ConnectionError("the stream ended during authentication")
-    frame = Assembler(MAX_FRAME).feed(chunk)
-    if frame is None:
-        raise WireError("malformed frame")
-    return frame
-
-
-async def read_frames(
-    stream: Stream, limit: int, on_frame: Callable[[memoryview], T | None]
-) -> T | None:
-    """Read the frames of a gRPC stream to its end, or until one has a result."""
-    assembler = Assembler(limit)
-    while (chunk := await stream.read()) is not grpc.aio.EOF:
-        frame = assembler.feed(chunk)
-        result = None if frame is None else on_frame(frame)
-        if result is not None:
-            return result
-    return None

@@ -44,9 +44,7 @@ class SocketReader:
         self.busy = False
 
     def attach(
-        self,
-        connection: LocalConnection,
-        on_frame: Callable[[memoryview], str | None],
+        self, connection: LocalConnection, on_frame: Callable[[memoryview], str | None]
     ) -> Future[str | None]:
         """Receive frames until one has a result, or until the connection ends."""
         ended: Future[str | None] = Future()
@@ -126,16 +124,12 @@ class Executor(SocketReader):
         self._running = False
 
     def submit(self, work: Callable[[], None] | None) -> None:
-        """Queue a call."""
+        """Queue a call; None makes `run` return."""
         self._queue.put(work)
         self.wake()
 
-    def shutdown(self) -> None:
-        """Make `run` return once the queue is empty."""
-        self.submit(None)
-
     def run(self) -> None:
-        """Answer requests until `shutdown` is called."""
+        """Answer requests until the queue has a None."""
         self._running = True
         while self._running:
             self.poll()

@@ -115,9 +115,8 @@ class ResidentGrid(WrappedGrid):
             check_name("wire_dtype", wire_dtype, settings.WIRE_DTYPES)
         check_name("on_missing", on_missing, ("error", "plain"))
         super().__init__(grid)
-        self._endpoint = Endpoint(
-            address, advertise, certificate, private_key, root_certificate, insecure
-        )
+        pems = certificate, private_key, root_certificate
+        self._endpoint = Endpoint(address, advertise, insecure, *pems)
         self._wire_dtype = wire_dtype
         self._detached = _is_simulation(grid) if detached is None else detached
         self._on_missing = on_missing
@@ -127,7 +126,7 @@ class ResidentGrid(WrappedGrid):
         self._close_timeout = close_timeout
         self._limits = limits or Limits()
         self._server: StreamServer | None = None
-        self._requests = PendingRequests(self._limits, wire_dtype, self._end_session)
+        self._requests = PendingRequests(self._limits, wire_dtype)
         self._lock = threading.RLock()
         self._offer_ids: dict[int, str] = {}  # of unanswered offers, by node
         self._missing: dict[int, str] = {}  # why nodes did not join
@@ -177,15 +176,8 @@ class ResidentGrid(WrappedGrid):
 
     def _get_server(self) -> StreamServer:
         if self._server is None:
-            self._server = StreamServer(
-                self._endpoint.address,
-                self._endpoint.credentials,
-                self._limits,
-                self._requests.condition,
-                self._requests.receive,
-                self._endpoint.is_local,
-                self._detached,
-            )
+            about = self._endpoint, self._limits, self._requests, self._detached
+            self._server = StreamServer(*about)
             atexit.register(self.close)
         return self._server
 
@@ -315,7 +307,7 @@ class ResidentGrid(WrappedGrid):
     def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
         """Return the replies that have arrived; wait for one if there is none."""
         wanted = set(message_ids)
-        self._requests.wait_for_any(wanted, time.monotonic() + timeout)
+        self._requests.wait(wanted, time.monotonic() + timeout, first=True)
         return self.pull_messages(wanted)
 
     def send_and_receive(
@@ -351,10 +343,6 @@ class ResidentGrid(WrappedGrid):
         """Return the session of a node, or why it has none."""
         session = None if self._server is None else self._server.sessions.get(node_id)
         return session or self._missing.get(node_id, "the grid is closed")
-
-    def _end_session(self, session: ServerSession, reason: str) -> None:
-        if self._server is not None:
-            self._server.end(session, reason)
 
 
 def _all_joined(sessions: list[ServerSession]) -> bool:

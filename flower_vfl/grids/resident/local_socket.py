@@ -22,8 +22,8 @@ import numpy as np
 
 from flower_vfl.protocol.lazy_array import Buffer
 
-from .authentication import MAX_FRAME, RefusedError
-from .event_loop import event_loop
+from .authentication import RefusedError
+from .event_loop import MAX_FRAME, event_loop
 from .wire import ALIGNMENT, LAST, WireError, size
 
 _LENGTH: Final = struct.Struct("<Q")

@@ -48,10 +48,10 @@ class Request:
 class ServerSession:
     """The server's state of the session with one node; guarded by the grid's lock."""
 
-    def __init__(self, run_id: int, node_id: int) -> None:
+    def __init__(self, run_id: int, node_id: int, number: int) -> None:
         self.run_id = run_id
         self.node_id = node_id
-        self.number = 0  # in its frames
+        self.number = number  # in its frames
         self.connection: Connection | None = None
         # That its requests use: the one of another node of the same process, once the
         # node has answered on its own, and so has authenticated the server too.
@@ -96,16 +96,12 @@ class ServerSession:
 class PendingRequests:
     """The unanswered requests and uncollected replies of one grid."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        wire_dtype: str | None,
-        end_session: Callable[[ServerSession, str], None],
-    ) -> None:
+    end_session: Callable[[ServerSession, str], None]  # of the server
+
+    def __init__(self, limits: Limits, wire_dtype: str | None) -> None:
         self.condition = ReadingCondition()
         self._limits = limits
         self._wire_dtype = wire_dtype
-        self._end_session = end_session
         self._replies: dict[str, Message] = {}  # in order of arrival
         self._pending: dict[str, Request] = {}
         self._ids = map(f"{uuid4().hex[:16]}{{:016x}}".format, count())
@@ -173,26 +169,17 @@ class PendingRequests:
             arrived = [i for i in self._replies if i in message_ids]
             return [self._replies.pop(i) for i in arrived]
 
-    def wait(self, group: set[str], deadline: float | None) -> None:
-        """Wait until all messages of a group have a reply or an error."""
-        with self.condition:
-            self.expire()
-            while group:
-                left = _FOREVER if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return
-                self.condition.wait(min(left, self._next_expiry(group)))
-                self.expire()
-
-    def wait_for_any(self, message_ids: set[str], deadline: float) -> None:
-        """Wait until one of some messages has a reply or an error.
+    def wait(
+        self, message_ids: set[str], deadline: float | None, *, first: bool = False
+    ) -> None:
+        """Wait until a group has all its replies or errors; with `first`, until one.
 
         The replies to messages that were sent together wake it once all are there.
         """
         with self.condition:
             self.expire()
-            while message_ids <= self._pending.keys():
-                left = deadline - time.monotonic()
+            while message_ids <= self._pending.keys() if first else message_ids:
+                left = _FOREVER if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     return
                 self.condition.wait(min(left, self._next_expiry(message_ids)))
@@ -207,7 +194,7 @@ class PendingRequests:
             away = 0.0 if since is None else now - since
             if session.end_reason is None and away > self._limits.silence:
                 text = f"disconnected for {self._limits.silence:g} s"
-                self._end_session(session, text)
+                self.end_session(session, text)
             if session.end_reason is not None:
                 text = f"lost its session: {session.end_reason}"
             elif now > request.expires:
@@ -250,10 +237,7 @@ class PendingRequests:
 def _checked(reply: Message, message: Message) -> Message:
     """Return the reply if it answers this message and comes from its receiver."""
     got, sent = reply.metadata, message.metadata
-    if (got.run_id, got.src_node_id, got.reply_to_message_id) != (
-        sent.run_id,
-        sent.dst_node_id,
-        sent.message_id,
-    ):
+    expected = sent.run_id, sent.dst_node_id, sent.message_id
+    if (got.run_id, got.src_node_id, got.reply_to_message_id) != expected:
         raise WireError("it does not answer the message that was sent")
     return reply

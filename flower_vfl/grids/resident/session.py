@@ -21,26 +21,13 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.lazy_array import Buffer
 from flower_vfl.protocol.residence import RESIDENT
 
-from . import wire
-from .authentication import (
-    Authentication,
-    RefusedError,
-    Stream,
-    read_frame,
-    read_frames,
-    session_number,
-)
-from .event_loop import SendQueue, flush
+from . import settings, wire
+from .authentication import Authentication, RefusedError, session_number
+from .event_loop import SendQueue, Stream, flush, read_frame, read_frames
 from .executor import Executor
 from .local_socket import LocalConnection, LocalStream
 from .pending_requests import Connection
-from .settings import (
-    METHOD,
-    SessionOffer,
-    is_loopback,
-    split_address,
-    transport_options,
-)
+from .settings import SessionOffer, is_loopback
 from .wire import WireError
 
 _FIRST_DELAY: Final = 0.05
@@ -70,7 +57,7 @@ class NodeSession:
     def __init__(
         self, app: ClientApp, context: Context, offer: SessionOffer, executor: Executor
     ) -> None:
-        host, _ = split_address(offer.address)
+        host, _ = settings.split_address(offer.address)
         if context.node_config.get("require-tls") and not offer.certificate:
             raise ConfigError(
                 f"the grid at {offer.address} has no certificate, and this node wants "
@@ -78,8 +65,7 @@ class NodeSession:
             )
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
             raise ConfigError(
-                f"refusing plaintext to {offer.address}: it is not this machine. Give "
-                "the ResidentGrid a certificate, or `insecure=True` to allow it"
+                f"refusing plaintext to {offer.address}. {settings.REMEDY}"
             )
         self.context = ResidentContext(context)
         self.handled = 0
@@ -158,7 +144,7 @@ class NodeSession:
         queue = SendQueue()
         writer: asyncio.Future[None] | None = None
         async with self._channel() as channel:
-            call = channel.stream_stream(METHOD)()
+            call = channel.stream_stream(settings.METHOD)()
             try:
                 await self._authenticate(call, queue)
                 writer = asyncio.ensure_future(_write(call, queue))
@@ -187,7 +173,7 @@ class NodeSession:
 
     def _channel(self) -> grpc.aio.Channel:
         options = [
-            *transport_options(self._offer.limits),
+            *settings.transport_options(self._offer.limits),
             # A new connection each time, without the back-off of another channel.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0 if self._local else 1),

@@ -20,6 +20,10 @@ METHOD: Final = "/flower_vfl.Resident/Session"  # of gRPC
 CHUNK: Final = 1 << 22  # bytes of the largest part of a frame in one gRPC message
 WIRE_DTYPES: Final = ("float16", "bfloat16")
 Pem = bytes | str | Path  # PEM bytes, or the file that holds them
+REMEDY: Final = (
+    "Other machines can read it: give the ResidentGrid a certificate and its private "
+    "key, or `insecure=True` to allow it"
+)
 
 
 class SessionError(VerticalError):
@@ -139,22 +143,16 @@ class Endpoint:
     """Where a grid listens, what its nodes connect to, and its certificate."""
 
     def __init__(
-        self,
-        address: str,
-        advertise: str | None,
-        certificate: Pem | None,
-        private_key: Pem | None,
-        root_certificate: Pem | None,
-        insecure: bool,
+        self, address: str, advertise: str | None, insecure: bool, *pems: Pem | None
     ) -> None:
+        certificate, private_key, root_certificate = pems
         self.address = address
         self.insecure = insecure
         self._host, _ = split_address(address)
         self._advertised = None if advertise is None else split_address(advertise)
-        if is_wildcard(self._host) and advertise is None:
-            raise ConfigError(
-                f"nodes cannot connect to {self._host}: give an address to `advertise`"
-            )
+        ip = _ip_address(self._host)
+        if ip is not None and ip.is_unspecified and advertise is None:
+            raise ConfigError(f"nodes cannot connect to {self._host}: set `advertise`")
         self.credentials: grpc.ServerCredentials | None = None
         self.root = b""
         if (certificate is None) != (private_key is None):
@@ -164,10 +162,7 @@ class Endpoint:
             self.credentials = grpc.ssl_server_credentials([pair])
             self.root = _read_pem(root_certificate or certificate)
         elif not (insecure or is_loopback(self._host)):
-            raise ConfigError(
-                f"refusing plaintext on {address}, which other machines can reach. "
-                "Give a certificate and its private key, or `insecure=True` to allow it"
-            )
+            raise ConfigError(f"refusing plaintext on {address}. {REMEDY}")
 
     @property
     def is_local(self) -> bool:
@@ -215,9 +210,3 @@ def is_loopback(host: str) -> bool:
     """Return whether a host is certainly this machine."""
     address = _ip_address(host)
     return address is not None and address.is_loopback
-
-
-def is_wildcard(host: str) -> bool:
-    """Return whether a host stands for all network interfaces."""
-    address = _ip_address(host)
-    return address is not None and address.is_unspecified

@@ -6,7 +6,7 @@ Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socke
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from functools import partial
 from logging import DEBUG, INFO
@@ -18,20 +18,20 @@ from flwr.supercore import log
 from flower_vfl.errors import ConfigError
 
 from .admission import RefusalLog, WaitingStreams
-from .authentication import (
-    Authentication,
-    RefusedError,
-    TokenRegistry,
-    read_frame,
-    read_frames,
-    session_number,
-)
+from .authentication import Authentication, RefusedError, TokenRegistry, session_number
 from .connection_monitor import ConnectionMonitor
-from .event_loop import SendQueue, event_loop
-from .executor import ReadingCondition, SocketReader
+from .event_loop import SendQueue, event_loop, read_frame, read_frames
+from .executor import SocketReader
 from .local_socket import Listener, LocalConnection, LocalStream
-from .pending_requests import Connection, ServerSession
-from .settings import METHOD, Limits, join_address, split_address, transport_options
+from .pending_requests import Connection, PendingRequests, ServerSession
+from .settings import (
+    METHOD,
+    Endpoint,
+    Limits,
+    join_address,
+    split_address,
+    transport_options,
+)
 from .wire import END, REPLY, WireError, read_frame_head, split_frame
 
 T = TypeVar("T")
@@ -51,33 +51,31 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     def __init__(
         self,
-        address: str,
-        credentials: grpc.ServerCredentials | None,
+        endpoint: Endpoint,
         limits: Limits,
-        condition: ReadingCondition,
-        on_reply: Callable[[ServerSession, int, memoryview], None],
-        local: bool = False,
-        shared: bool = False,
+        requests: PendingRequests,
+        shared: bool,
     ) -> None:
-        self.condition = condition
+        self.condition = requests.condition
         self.condition.reader = self._reader = SocketReader()
+        requests.end_session = self.end
         self.sessions: dict[int, ServerSession] = {}
         self._by_number: dict[int, ServerSession] = {}
         self._carriers: dict[int, LocalConnection] = {}  # by the process of the nodes
         self._tokens = TokenRegistry()
         self._waiting = WaitingStreams()
         self._refusals = RefusalLog()
-        self._credentials = credentials
+        self._credentials = endpoint.credentials
         self._limits = limits
-        self._on_reply = on_reply
+        self._on_reply = requests.receive
         self._shared = shared  # by the nodes of a process: a connection for requests
         self._server: grpc.aio.Server | None = None
-        host, port = split_address(address)
+        host, port = split_address(endpoint.address)
         self._socket: socket.socket | None = _reserve_port(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
         self._monitor = ConnectionMonitor(self.port, limits.authenticate)
-        self._listener = Listener.create() if local else None
+        self._listener = Listener.create() if endpoint.is_local else None
         self.path = "" if self._listener is None else self._listener.path
         self._background: list[asyncio.Future[None]] = []
         self._local: set[asyncio.Future[None]] = set()  # connections
@@ -160,10 +158,9 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             old = self.sessions.get(node_id)
             if old is not None:
                 self.end(old, "replaced by a new session")
-            session = self.sessions[node_id] = ServerSession(run_id, node_id)
             token = self._tokens.issue(run_id, node_id)
-            session.number = session_number(token)
-            self._by_number[session.number] = session
+            session = ServerSession(run_id, node_id, session_number(token))
+            self.sessions[node_id] = self._by_number[session.number] = session
         return token
 
     def is_open(self, node_id: int) -> bool:
