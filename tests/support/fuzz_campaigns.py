@@ -22,7 +22,7 @@ from hostile_cases import CutGrid, train
 from vertical_cases import assert_equal
 
 from flower_vfl.errors import VerticalError
-from flower_vfl.grids.resident import app as resident_app
+from flower_vfl.grids.resident import session as resident_session
 from flower_vfl.grids.resident.authentication import Authentication, RefusedError
 from flower_vfl.grids.resident.event_loop import (
     SendQueue,
@@ -163,7 +163,7 @@ def trainings(mutator: Mutator, count: int) -> Findings:
     """Train with one mutated reply of one node each: equal weights or an error."""
     found = Findings()
     _FuzzedSession.mutator, _FuzzedSession.node_id = mutator, 0
-    with patch.object(resident_app, "NodeSession", _FuzzedSession):
+    with patch.object(resident_session, "NodeSession", _FuzzedSession):
         expected = train(CutGrid(_PARTIES, 1 << 30), epochs=1)
         handled = dict(_FuzzedSession.handled_by)
         for number in range(count):
@@ -280,7 +280,7 @@ def requests(mutator: Mutator, count: int) -> Findings:
     found = Findings()
     _Recorder.sessions, _Recorder.requests = [], []
     grid = CutGrid(_PARTIES, 1 << 30)
-    with patch.object(resident_app, "NodeSession", _Recorder):
+    with patch.object(resident_session, "NodeSession", _Recorder):
         train(grid, epochs=1)
     recorded = list(_Recorder.requests)
 

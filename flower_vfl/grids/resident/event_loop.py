@@ -40,6 +40,8 @@ def event_loop() -> asyncio.AbstractEventLoop:
 class SendQueue:
     """Frames that wait to be written to one stream; any thread may add frames."""
 
+    process = 0  # of the peer, which gRPC does not tell
+
     def __init__(self, peer: str = "") -> None:
         self.peer = peer
         self._chunks: deque[bytes | None] = deque()

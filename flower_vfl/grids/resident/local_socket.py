@@ -40,10 +40,10 @@ class Listener:
     """A Unix socket in a folder that only this user can open."""
 
     def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
         self._folder = tempfile.mkdtemp(prefix="vfl-")
+        self.path = str(Path(self._folder) / "session")
         try:
-            self.path = str(Path(self._folder) / "session")
-            self.socket = socket.socket(socket.AF_UNIX)
             self.socket.setblocking(False)
             self.socket.bind(self.path)
             Path(self.path).chmod(0o600)
@@ -55,9 +55,8 @@ class Listener:
     @classmethod
     def create(cls) -> Self | None:
         """Return a listener, or None if this machine has no such sockets."""
-        if hasattr(socket, "AF_UNIX"):
-            with suppress(OSError):
-                return cls()
+        with suppress(AttributeError, OSError):
+            return cls()
         return None
 
     async def accept(self, serve: Callable[["LocalStream"], object]) -> None:

@@ -1,4 +1,4 @@
-"""The node's side of a session: connect, authenticate, answer, reconnect."""
+"""The node's side of sessions: connect, authenticate, answer, reconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final
 
 import grpc
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
@@ -23,7 +23,7 @@ from flower_vfl.protocol.residence import RESIDENT
 
 from . import settings, wire
 from .authentication import Authentication, RefusedError, session_number
-from .event_loop import SendQueue, Stream, flush, read_frame, read_frames
+from .event_loop import SendQueue, Stream, event_loop, flush, read_frame, read_frames
 from .executor import Executor
 from .local_socket import LocalConnection, LocalStream
 from .pending_requests import Connection
@@ -59,10 +59,9 @@ class NodeSession:
     ) -> None:
         host, _ = settings.split_address(offer.address)
         if context.node_config.get("require-tls") and not offer.certificate:
-            raise ConfigError(
-                f"the grid at {offer.address} has no certificate, and this node wants "
-                "one (require-tls): give the ResidentGrid a certificate"
-            )
+            wanted = "this node wants one (require-tls): give the ResidentGrid one"
+            text = f"the grid at {offer.address} has no certificate, and {wanted}"
+            raise ConfigError(text)
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
             raise ConfigError(
                 f"refusing plaintext to {offer.address}. {settings.REMEDY}"
@@ -318,3 +317,77 @@ async def _write(call: grpc.aio.StreamStreamCall, queue: SendQueue) -> None:
     with suppress(grpc.RpcError, asyncio.InvalidStateError):
         await queue.drain(call.write)
         await call.done_writing()
+
+
+_lock: Final = threading.Lock()
+_shared: Final[list[Executor]] = []  # of all detached sessions in this process
+
+
+def _shared_executor() -> Executor:
+    """Return the executor of this process, in a thread that starts on first use."""
+    with _lock:
+        if not _shared:
+            _shared.append(Executor())
+            name = "resident-executor"
+            threading.Thread(target=_shared[0].run, name=name, daemon=True).start()
+        return _shared[0]
+
+
+class _ResidentApp(ClientApp):
+    """Opens sessions and passes every other message to the wrapped app."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self._app = app
+        # Functions that are registered with this app go to the wrapped one.
+        registrars = ("train", "evaluate", "query", "lifespan")
+        vars(self).update({name: getattr(app, name) for name in registrars})
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type != settings.OPEN_TYPE:
+            return self._app(message, context)
+        record = message.content.config_records[settings.OPEN_RECORD]
+        offer = SessionOffer.from_record(record)
+        executor = _shared_executor() if offer.detached else Executor()
+        session = NodeSession(self._app, context, offer, executor)
+        result = asyncio.run_coroutine_threadsafe(session.run(), event_loop())
+        report = ConfigRecord({"state": "detached"})  # it goes on in the background
+        if not offer.detached:  # the process ends with this reply
+            result.add_done_callback(lambda _: executor.submit(None))
+            executor.run()
+            context.state = session.context.state
+            ended = {"state": "ended", "messages": session.handled}
+            report = ConfigRecord({**ended, "reason": result.result()})
+        return Message(RecordDict({settings.OPEN_RECORD: report}), reply_to=message)
+
+
+def resident(client_app: ClientApp) -> ClientApp:
+    """Return a ClientApp that can stay in memory for the length of a run.
+
+    The wrapped app gets the same messages in the same order, one at a time, with the
+    `Context` of its node, which the session keeps in memory.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Any ClientApp.
+
+    Returns
+    -------
+    ClientApp
+        The app that opens sessions. Functions may be registered with either app.
+
+    Examples
+    --------
+    >>> from flwr.app import Message
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, ResidentGrid
+    >>> app = resident(ClientApp())
+    >>> @app.query()
+    ... def echo(message, context):
+    ...     return Message(message.content, reply_to=message)
+    >>> with ResidentGrid(InProcessGrid(app, nodes=2)) as grid:
+    ...     grid.open()
+    [1, 2]
+    """
+    return _ResidentApp(client_app)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from functools import partial
 from logging import DEBUG, INFO
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from flwr.supercore import log
@@ -34,7 +34,6 @@ from .settings import (
 )
 from .wire import END, REPLY, WireError, read_frame_head, split_frame
 
-T = TypeVar("T")
 _Peer: TypeAlias = grpc.aio.ServicerContext | LocalStream
 
 _GRACE: Final = 2.0
@@ -50,28 +49,24 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     """Serves one stream for each node and holds the sessions by node id."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        limits: Limits,
-        requests: PendingRequests,
-        shared: bool,
+        self, endpoint: Endpoint, limits: Limits, requests: PendingRequests, share: bool
     ) -> None:
         self.condition = requests.condition
         self.condition.reader = self._reader = SocketReader()
         requests.end_session = self.end
         self.sessions: dict[int, ServerSession] = {}
         self._by_number: dict[int, ServerSession] = {}
-        self._carriers: dict[int, LocalConnection] = {}  # by the process of the nodes
+        self._carriers: dict[int, Connection] = {}  # by the process of the nodes
         self._tokens = TokenRegistry()
         self._waiting = WaitingStreams()
         self._refusals = RefusalLog()
         self._credentials = endpoint.credentials
         self._limits = limits
         self._on_reply = requests.receive
-        self._shared = shared  # by the nodes of a process: a connection for requests
+        self._shared = share  # by the nodes of a process: a connection for requests
         self._server: grpc.aio.Server | None = None
         host, port = split_address(endpoint.address)
-        self._socket: socket.socket | None = _reserve_port(host, port)
+        self._socket = _reserve_port(host, port)  # until gRPC has it
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
         self._monitor = ConnectionMonitor(self.port, limits.authenticate)
@@ -83,10 +78,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def start(self) -> None:
         """Start the gRPC server on the reserved port if it does not run yet."""
         if self._server is None:
-            self._server = self._on_loop(self._start())
-            self._release_port()
+            self._on_loop(self._start())
+            self._socket.close()
 
-    async def _start(self) -> grpc.aio.Server:
+    async def _start(self) -> None:
         timeout = int(self._limits.authenticate * 1000)
         server = grpc.aio.server(
             handlers=[self],
@@ -108,7 +103,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if self._listener is not None:
             work.append(self._listener.accept(self._on_local_stream))
         self._background = [asyncio.ensure_future(each) for each in work]
-        return server
+        self._server = server
 
     async def _monitor_connections(self) -> None:
         """Log connections that gRPC closes without a report."""
@@ -135,7 +130,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self._server = None
         if self._listener is not None:
             self._listener.close()
-        self._release_port()
+        self._socket.close()
 
     async def _stop(self, server: grpc.aio.Server) -> None:
         await server.stop(grace=_GRACE)
@@ -144,13 +139,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         for task in self._background:
             task.cancel()
 
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
-
-    def _release_port(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
 
     def create_session(self, run_id: int, node_id: int) -> bytes:
         """Replace the session of a node by a new one and return its token."""
@@ -317,21 +307,19 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     def _replace_carrier(self, lost: Connection) -> None:
         """Let the nodes whose requests used a connection use their own; lock held."""
-        if isinstance(lost, LocalConnection):
-            if self._carriers.get(lost.process) is lost:
-                del self._carriers[lost.process]
+        if self._carriers.get(lost.process) is lost:
+            del self._carriers[lost.process]
             for session in self.sessions.values():
                 if session.carrier is lost and session.connection is not None:
                     session.connect(session.connection)
 
     def _share(self, session: ServerSession, connection: Connection) -> None:
         """Let one connection carry the requests to all nodes of a process."""
-        if not (self._shared and isinstance(connection, LocalConnection)):
+        if not (self._shared and connection.process):
             return
         with self.condition:
             # An unanswered request might be overtaken on another connection.
-            ready = session.connection is connection and not session.unanswered
-            if ready and connection.process:
+            if session.connection is connection and not session.unanswered:
                 known = self._carriers.setdefault(connection.process, connection)
                 session.carrier = known
 
@@ -362,9 +350,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
 def _same_process(one: Connection | None, other: Connection) -> bool:
     """Return whether two connections are Unix sockets to one process."""
-    if isinstance(one, LocalConnection) and isinstance(other, LocalConnection):
-        return one.process == other.process != 0
-    return False
+    return one is not None and one.process == other.process != 0
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:
