@@ -124,7 +124,8 @@ class StackedGrid(InProcessGrid):
     def group_nodes(self) -> Sequence[NodeGroup]:
         """Form groups of the parties as they are configured now, and return them."""
         self._drop_groups()
-        run, found, members = self._run.run_id, [], {}
+        run, found = self._run.run_id, []
+        members: dict[int, StackedParty] = {}
         living = {n: sessions[run, n] for n in self._contexts if (run, n) in sessions}
         nodes = {session.party.name: node for node, session in living.items()}
         parties = [session.party for session in living.values()]

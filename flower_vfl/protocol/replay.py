@@ -149,7 +149,7 @@ def save(session: Session, context: Context) -> None:
     """Keep a party in its node's Flower state, for runtimes that keep no process."""
     party, config = session.party, session.config
     session.stamp = secrets.token_hex(8)
-    kept = {
+    kept: dict[str, Any] = {
         _STATE: ConfigRecord(
             {
                 "stamp": session.stamp,

@@ -42,12 +42,9 @@ class SessionError(VerticalError):
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = dict(reasons)
-        lines = "; ".join(f"node {node}: {why}" for node, why in reasons.items())
-        super().__init__(
-            f"no session with {len(reasons)} node(s): {lines}. Check that the "
-            "ClientApp is wrapped with `resident(...)` and that the node can reach "
-            "the address of the ResidentGrid."
-        )
+        nodes = "; ".join(f"node {node}: {why}" for node, why in reasons.items())
+        remedy = "Wrap the ClientApp with `resident(...)`, and let nodes reach the grid"
+        super().__init__(f"no session with {len(reasons)} node(s): {nodes}. {remedy}")
 
     def __reduce__(self) -> tuple[type[SessionError], tuple[dict[int, str]]]:
         """Keep the reasons when Ray pickles the error."""
@@ -66,10 +63,9 @@ class Limits:
         Seconds that a new connection has to authenticate itself.
     pending : int (default: 64)
         Connections that may be unauthenticated at the same time, beyond one for each
-        node that is expected to connect. The oldest makes room for the newest.
+        node that is expected. The oldest makes room for the newest.
     silence : float (default: 30.0)
-        Seconds that a node may be disconnected before its unanswered messages become
-        error replies, and that a node tries to reconnect to a lost server.
+        Seconds that a node may be disconnected, and that it tries to reconnect.
     idle : float (default: 3600.0)
         Seconds without a message after which a connected node ends its session.
     keepalive : float (default: 10.0)
