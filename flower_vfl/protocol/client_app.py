@@ -113,7 +113,12 @@ def vertical_client_app(
         trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
-        allowed = _policy(party, context) if policy is None else policy(context)
+        if policy is None:
+            untrusting = isinstance(party, LabelParty) and not party.trust_server
+            strict = untrusting and "partition-id" not in context.node_config
+            allowed = NodePolicy.from_node(context.node_config, strict)
+        else:
+            allowed = policy(context)
         return Session(party, greeting, settings=alignment, policy=allowed)
 
     def handle(message: Message, context: Context) -> Message:
@@ -130,12 +135,6 @@ def vertical_client_app(
         category, action = verb.value.split(".")
         registrars[category](action)(handle)
     return app
-
-
-def _policy(party: Party, context: Context) -> NodePolicy:
-    untrusting = isinstance(party, LabelParty) and not party.trust_server
-    strict = untrusting and "partition-id" not in context.node_config
-    return NodePolicy.from_node(context.node_config, strict)
 
 
 def _first_weights(context: Context, greeting: Greeting) -> int | Noise:

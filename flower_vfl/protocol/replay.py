@@ -180,7 +180,13 @@ def save(session: Session, context: Context) -> None:
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     """Bring a party to where its node's Flower state says it is."""
     _find_handshake(session, context)
-    _load_alignment(session, context, cast(str, saved["aligned"]))
+    if (aligned := saved["aligned"]) != session.aligned:
+        kept = SavedAlignment.load(open_store(context, session.party.name))
+        if kept is None or kept.fingerprint != aligned:
+            problem = "has lost the alignment of this run"
+            remedy = "Two runs may share its state-dir: start again without resume"
+            raise PartyRestartedError(session.party.name, problem, remedy)
+        session.place(kept)
     if session.config is None:
         session.party.describe(b"")  # prepares the labels
     if _CONFIG in context.state:
@@ -204,15 +210,3 @@ def _find_handshake(session: Session, context: Context) -> None:
     """Take over the handshake in a node's Flower state, if there is one."""
     record = cast(ConfigRecord | None, context.state.get(_HANDSHAKE))
     session.saved_handshake = cast(bytes, record["state"]) if record else b""
-
-
-def _load_alignment(session: Session, context: Context, aligned: str) -> None:
-    """Bring a party to the aligned rows that it was on."""
-    if aligned == session.aligned:
-        return
-    kept = SavedAlignment.load(open_store(context, session.party.name))
-    if kept is None or kept.fingerprint != aligned:
-        problem = "has lost the alignment of this run"
-        remedy = "Two runs may share its state-dir: start again without resume"
-        raise PartyRestartedError(session.party.name, problem, remedy)
-    session.place(kept)

@@ -123,7 +123,14 @@ def _predict(session: Session, content: Content) -> Content:
 def _tell(session: Session, content: Content) -> Content:
     """Take the answers; of a batch only those that were asked for."""
     asking, size = _passive(session.party), content.number("hide")
-    found = _predictions(session, content, size)
+    found: dict[str, Tensor] = {}
+    if session.seals is None:
+        found = content.tensors()
+    else:
+        for name, array in content.arrays.items():
+            use = serving_use(int(name) if size else 0, size)
+            answer = session.seals.answered(array, use, asking.step)
+            found[name] = torch.empty(0) if answer is None else answer
     own = torch.as_tensor(asking.questions, dtype=torch.int64)
     if not size:
         asking.answers = found.get("predictions", torch.empty(0))
@@ -132,17 +139,6 @@ def _tell(session: Session, content: Content) -> Content:
     rows = [found[str(number)][place] for number, place in where]
     asking.answers = torch.stack(rows) if rows else torch.empty(0)
     return Content()
-
-
-def _predictions(session: Session, content: Content, size: int) -> dict[str, Tensor]:
-    if session.seals is None:
-        return content.tensors()
-    found = {}
-    for name, array in content.arrays.items():
-        use = serving_use(int(name) if size else 0, size)
-        predictions = session.seals.answered(array, use, session.party.step)
-        found[name] = torch.empty(0) if predictions is None else predictions
-    return found
 
 
 def _passive(party: Party) -> PassiveParty:

@@ -40,6 +40,7 @@ from flower_vfl.grids.resident.wire import (
     FrameHead,
     WireError,
     encode,
+    read_frame_head,
     split_frame,
 )
 from flower_vfl.protocol.messages import Content, TensorArray
@@ -122,7 +123,7 @@ async def _stream(
                     await call.write(mutator.bytes(hello))
                 nonce = await call.read()
                 node.server_nonce = bytes(nonce or b"")[1:]
-                proof = split_frame([node.node_proof(secrets.token_bytes(32))])[0]
+                proof = split_frame([node.proof(secrets.token_bytes(32), b"node")])[0]
                 await call.write(mutator.bytes(proof) if which else proof)
                 if await call.read() is not grpc.aio.EOF:
                     found.fail("a stranger was admitted")
@@ -298,7 +299,7 @@ def requests(mutator: Mutator, count: int) -> Findings:
         try:
             asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
             for frame in frames:
-                session.answer(frame)
+                session._answer(*read_frame_head(frame), None)
             found.ended["answered" if frames else "ignored"] += 1
         except WireError:
             found.ended["refused"] += 1

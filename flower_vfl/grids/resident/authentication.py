@@ -59,22 +59,15 @@ class Authentication:
         _, run_id, node_id, nonce = _HELLO.unpack(frame)
         return cls(run_id, node_id, nonce)
 
-    def node_proof(self, token: bytes) -> bytes:
-        """Return the HMAC with which the node proves that it has the token."""
-        return self._hmac(token, b"node")
-
-    def server_proof(self, token: bytes) -> bytes:
-        """Return the HMAC with which the server proves that it has the token."""
-        return self._hmac(token, b"server")
+    def proof(self, token: bytes, sender: bytes) -> bytes:
+        """Return the HMAC by which ``b"node"`` or ``b"server"`` proves its token."""
+        transcript = self.hello() + self.server_nonce + sender
+        return hmac.digest(token, transcript, "sha256")
 
     def check_server(self, token: bytes, proof: bytes | memoryview) -> None:
         """Raise an error if the server does not know the token."""
-        if not hmac.compare_digest(self.server_proof(token), bytes(proof)):
+        if not hmac.compare_digest(self.proof(token, b"server"), bytes(proof)):
             raise RefusedError("the server did not issue the token of this node")
-
-    def _hmac(self, token: bytes, label: bytes) -> bytes:
-        transcript = self.hello() + self.server_nonce + label
-        return hmac.digest(token, transcript, "sha256")
 
 
 class TokenRegistry:
@@ -97,7 +90,7 @@ class TokenRegistry:
         """Return the token of a node if its proof is correct."""
         token = self._tokens.get((peer.run_id, peer.node_id))
         # An unknown node takes as long as a known one.
-        expected = peer.node_proof(token or secrets.token_bytes(32))
+        expected = peer.proof(token or secrets.token_bytes(32), b"node")
         correct = hmac.compare_digest(expected, bytes(proof))
         node = f"node {peer.node_id} of run {peer.run_id}"
         if token is None:

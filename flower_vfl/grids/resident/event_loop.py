@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -86,18 +86,8 @@ def flush(connections: Iterable[Any]) -> None:
         event_loop().call_soon_threadsafe(wake)
 
 
-class Stream(Protocol):
-    """What both ends use of a stream: of gRPC, or over a Unix socket."""
-
-    async def read(self) -> Any:
-        """Return the next chunk."""
-
-    async def write(self, chunk: bytes, /) -> Any:
-        """Send a chunk."""
-
-
-async def read_frame(stream: Stream) -> memoryview:
-    """Read a frame of a peer that is not authenticated yet."""
+async def read_frame(stream: Any) -> memoryview:
+    """Read a frame of a peer that is not authenticated yet, of gRPC or local."""
     chunk = await stream.read()
     if chunk is grpc.aio.EOF:
         raise ConnectionError("the stream ended during authentication")
@@ -108,7 +98,7 @@ async def read_frame(stream: Stream) -> memoryview:
 
 
 async def read_frames(
-    stream: Stream, limit: int, on_frame: Callable[[memoryview], T | None]
+    stream: Any, limit: int, on_frame: Callable[[memoryview], T | None]
 ) -> T | None:
     """Read the frames of a gRPC stream to its end, or until one has a result."""
     assembler = Assembler(limit)

@@ -114,7 +114,10 @@ class ResidentGrid(WrappedGrid):
         pems = certificate, private_key, root_certificate
         self._endpoint = Endpoint(address, advertise, insecure, *pems)
         self._wire_dtype = wire_dtype
-        self._detached = _is_simulation(grid) if detached is None else detached
+        # By name: the class is not public, and importing it would load the SuperLink.
+        kinds = {kind.__name__ for kind in type(grid).__mro__}
+        simulation = bool(kinds & {"InMemoryGrid", "InProcessGrid"})
+        self._detached = simulation if detached is None else detached
         self._on_missing = on_missing
         self.ordered = on_missing == "error"  # plain messages may overtake others
         self._reopen = reopen
@@ -334,9 +337,3 @@ class ResidentGrid(WrappedGrid):
 
 def _all_joined(sessions: list[ServerSession]) -> bool:
     return all(session.connection is not None for session in sessions)
-
-
-def _is_simulation(grid: Grid) -> bool:
-    # By name: the class is not public, and importing it would load the SuperLink.
-    in_memory = {"InMemoryGrid", "InProcessGrid"}
-    return any(kind.__name__ in in_memory for kind in type(grid).__mro__)

@@ -82,11 +82,6 @@ class ServerSession:
             self._put(connection, request)
         flush([connection])
 
-    def disconnect(self) -> None:
-        """Keep requests until the node reconnects."""
-        self.connection = self.carrier = None
-        self.disconnected_at = time.monotonic()
-
     def _put(self, connection: Connection, request: Request) -> None:
         oldest = next(iter(self.unanswered))
         numbers = self.number, request.sequence, oldest

@@ -23,15 +23,14 @@ from flower_vfl.protocol.residence import RESIDENT
 
 from . import settings, wire
 from .authentication import Authentication, RefusedError, session_number
-from .event_loop import SendQueue, Stream, event_loop, flush, read_frame, read_frames
+from .event_loop import SendQueue, event_loop, flush, read_frame, read_frames
 from .executor import Executor
 from .local_socket import LocalConnection, LocalStream
 from .pending_requests import Connection
 from .settings import SessionOffer, is_loopback
 from .wire import WireError
 
-_FIRST_DELAY: Final = 0.05
-_LAST_DELAY: Final = 1.0
+_FIRST_DELAY, _LAST_DELAY = 0.05, 1.0  # seconds before the node connects again
 _FINAL: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -63,9 +62,8 @@ class NodeSession:
             text = f"the grid at {offer.address} has no certificate, and {wanted}"
             raise ConfigError(text)
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
-            raise ConfigError(
-                f"refusing plaintext to {offer.address}. {settings.REMEDY}"
-            )
+            text = f"refusing plaintext to {offer.address}. {settings.REMEDY}"
+            raise ConfigError(text)
         self.context = ResidentContext(context)
         self.handled = 0
         self._app = app
@@ -183,14 +181,14 @@ class NodeSession:
         credentials = grpc.ssl_channel_credentials(self._offer.certificate)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    async def _authenticate(self, stream: Stream, queue: Connection) -> None:
+    async def _authenticate(self, stream: Any, queue: Connection) -> None:
         """Authenticate both ends, and then use the connection for replies."""
         token = self._offer.token
         node = Authentication(self.context.run_id, self.context.node_id)
         async with asyncio.timeout(self._offer.limits.authenticate):
             await stream.write(wire.split_frame([node.hello()])[0])
             node.server_nonce = bytes(await read_frame(stream))
-            await stream.write(wire.split_frame([node.node_proof(token)])[0])
+            await stream.write(wire.split_frame([node.proof(token, b"node")])[0])
             node.check_server(token, await read_frame(stream))
         self._connections += 1
         self._active_at = time.monotonic()
@@ -218,9 +216,9 @@ class NodeSession:
         """Answer a request that came over a Unix socket, or queue it."""
         self._received += 1
         if local is None:
-            self._executor.submit(partial(self._try_answer, frame))
+            self._executor.submit(partial(self.answer, frame))
         else:
-            self._try_answer(frame, local)
+            self.answer(frame, local)
 
     async def _check_idle(self) -> None:
         """End the session if it is connected and idle for too long."""
@@ -243,19 +241,12 @@ class NodeSession:
             queue.put(wire.END, reason.encode())
             queue.close()
 
-    def _try_answer(
-        self, frame: memoryview, local: LocalConnection | None = None
-    ) -> None:
+    def answer(self, frame: memoryview, local: LocalConnection | None = None) -> None:
         """Answer a request, or end the session; the others of this process go on."""
         try:
-            self.answer(frame, local)
+            self._answer(*wire.read_frame_head(frame), local)
         except Exception as ex:
             self.end(f"cannot answer: {type(ex).__name__}: {ex}")
-
-    def answer(self, frame: memoryview, local: LocalConnection | None = None) -> None:
-        """Answer a request; repeat the reply if it was answered before."""
-        try:
-            self._answer(*wire.read_frame_head(frame), local)
         finally:
             self._answered += 1
             self._active_at = time.monotonic()
@@ -263,6 +254,7 @@ class NodeSession:
     def _answer(
         self, head: wire.FrameHead, payload: memoryview, local: LocalConnection | None
     ) -> None:
+        """Send the reply to a request, the same again if it was answered before."""
         sequence = head.sequence
         if head.oldest > self._oldest:
             self._oldest = head.oldest

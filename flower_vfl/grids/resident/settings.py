@@ -125,7 +125,7 @@ def transport_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", CHUNK + 16),
         ("grpc.max_send_message_length", CHUNK + 16),
         # gRPC reads 8 KiB by default and resets connections that sent more without
-        # being HTTP/2. Those that it closes can be logged (connection_monitor.py).
+        # being HTTP/2. Those that it closes can be logged (ConnectionMonitor).
         ("grpc.experimental.tcp_read_chunk_size", 1 << 17),
         ("grpc.experimental.tcp_min_read_chunk_size", 1 << 15),
         ("grpc.keepalive_time_ms", interval),

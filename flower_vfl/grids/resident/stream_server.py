@@ -6,38 +6,29 @@ Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socke
 import asyncio
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from functools import partial
 from logging import DEBUG, INFO
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import grpc
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
-from .admission import RefusalLog, WaitingStreams
+from . import settings
+from .admission import ConnectionMonitor, RefusalLog, WaitingStreams
 from .authentication import Authentication, RefusedError, TokenRegistry, session_number
-from .connection_monitor import ConnectionMonitor
 from .event_loop import SendQueue, event_loop, read_frame, read_frames
 from .executor import SocketReader
 from .local_socket import Listener, LocalConnection, LocalStream
 from .pending_requests import Connection, PendingRequests, ServerSession
-from .settings import (
-    METHOD,
-    Endpoint,
-    Limits,
-    join_address,
-    split_address,
-    transport_options,
-)
+from .settings import Endpoint, Limits, join_address
 from .wire import END, REPLY, WireError, read_frame_head, split_frame
 
-_Peer: TypeAlias = grpc.aio.ServicerContext | LocalStream
-
-_GRACE: Final = 2.0
-_NO_STREAM: Final = "connected and never opened a stream"
+_GRACE: Final = 2.0  # seconds for streams to end
 _POLL: Final = 1.0  # seconds between two polls for connections without a stream
 _READ: Final = 0.02  # seconds between two polls of sockets that no thread reads
 _TOO_LONG: Final = "took too long to authenticate itself"
@@ -65,7 +56,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._on_reply = requests.receive
         self._shared = share  # by the nodes of a process: a connection for requests
         self._server: grpc.aio.Server | None = None
-        host, port = split_address(endpoint.address)
+        host, port = settings.split_address(endpoint.address)
         self._socket = _reserve_port(host, port)  # until gRPC has it
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
@@ -83,15 +74,13 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     async def _start(self) -> None:
         timeout = int(self._limits.authenticate * 1000)
-        server = grpc.aio.server(
-            handlers=[self],
-            options=[
-                *transport_options(self._limits),
-                ("grpc.server_handshake_timeout_ms", timeout),
-                ("grpc.max_connection_idle_ms", timeout),
-                ("grpc.max_concurrent_streams", 1),  # of one connection
-            ],
-        )
+        options = [
+            *settings.transport_options(self._limits),
+            ("grpc.server_handshake_timeout_ms", timeout),
+            ("grpc.max_connection_idle_ms", timeout),
+            ("grpc.max_concurrent_streams", 1),  # of one connection
+        ]
+        server = grpc.aio.server(handlers=[self], options=options)
         if self._credentials is None:
             port = server.add_insecure_port(self._address)
         else:
@@ -110,7 +99,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         while True:
             await asyncio.sleep(min(_POLL, self._limits.authenticate / 2))
             for peer in self._monitor.poll():
-                self._refusals.add(peer, _NO_STREAM)
+                self._refusals.add(peer, "connected and never opened a stream")
             self._refusals.flush()
 
     async def _read_sockets(self) -> None:
@@ -169,22 +158,18 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 session.connection.close()
             self.condition.notify_all()
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
         """Return the handler of a call (called by gRPC)."""
-        known = handler_call_details.method == METHOD
+        known = handler_call_details.method == settings.METHOD
         handler = self._serve_stream if known else self._refuse_method
         return grpc.stream_stream_rpc_method_handler(handler)
 
-    async def _refuse_method(
-        self, _: object, context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _refuse_method(self, _: object, context: Any) -> None:
         self._monitor.ignore(context.peer())
         problem = RefusedError("called an unknown method")
         await self._refuse(context, context.peer(), problem)
 
-    async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_stream(self, _: object, context: Any) -> None:
         connection = SendQueue(context.peer())
         session = await self._authenticate(context, connection)
         handle = partial(self._on_frame, session, connection)
@@ -206,9 +191,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         try:
             session = await self._authenticate(stream, connection)
             handle = partial(self._on_frame, session, connection)
-            received = self._reader.attach(connection, handle)
+            receive = asyncio.wrap_future(self._reader.attach(connection, handle))
             connection.start()
-            receive = asyncio.wrap_future(received)
             await self._read(receive, session, connection)
             self._disconnect(session, connection)
         except OSError as ex:  # refused, which is logged, or gone
@@ -217,7 +201,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             connection.dispose()
 
     async def _authenticate(
-        self, context: _Peer, connection: Connection
+        self, context: Any, connection: Connection
     ) -> ServerSession:
         """Connect a peer to its session, or log why it is refused and raise."""
         peer = connection.peer
@@ -236,7 +220,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
             token = self._tokens.check(node, proof)
-            connection.put(node.server_proof(token))
+            connection.put(node.proof(token, b"server"))
             return self._connect(node.node_id, connection)
         except TimeoutError:
             text = _TOO_LONG if self._waiting.remove(timeout) else _TOO_MANY
@@ -252,7 +236,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         finally:
             self._waiting.remove(timeout)
 
-    async def _refuse(self, context: _Peer, peer: str, problem: Exception) -> NoReturn:
+    async def _refuse(self, context: Any, peer: str, problem: Exception) -> NoReturn:
         """Log why a connection is refused and abort the call."""
         self._refusals.add(peer, problem)
         retry = isinstance(problem, RefusedError) and problem.retry
@@ -278,8 +262,13 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         with self.condition:
             if session.connection is not connection:
                 return
-            session.disconnect()
-            self._replace_carrier(connection)
+            session.connection = session.carrier = None
+            session.disconnected_at = time.monotonic()
+            if self._carriers.get(connection.process) is connection:
+                del self._carriers[connection.process]
+                for each in self.sessions.values():  # uses its own from now on
+                    if each.carrier is connection and each.connection is not None:
+                        each.connect(each.connection)
             self.condition.notify_all()
             ended = session.end_reason is not None
         if not ended:
@@ -287,10 +276,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             log(INFO, text, session.node_id, connection.peer, self._limits.silence)
 
     async def _read(
-        self,
-        receive: Awaitable[str | None],
-        session: ServerSession,
-        connection: Connection,
+        self, receive: Awaitable[Any], session: ServerSession, connection: Connection
     ) -> None:
         """Receive frames until the stream ends."""
         try:
@@ -304,14 +290,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             log(DEBUG, "Session: node %s: %s", session.node_id, ex)
         finally:
             connection.close()
-
-    def _replace_carrier(self, lost: Connection) -> None:
-        """Let the nodes whose requests used a connection use their own; lock held."""
-        if self._carriers.get(lost.process) is lost:
-            del self._carriers[lost.process]
-            for session in self.sessions.values():
-                if session.carrier is lost and session.connection is not None:
-                    session.connect(session.connection)
 
     def _share(self, session: ServerSession, connection: Connection) -> None:
         """Let one connection carry the requests to all nodes of a process."""
@@ -331,10 +309,12 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             head, payload = read_frame_head(frame)
             if head.session != session.number:
                 found = self._by_number.get(head.session)
-                local = isinstance(connection, LocalConnection)
-                if local and (found is None or found.connection is None):
+                other = None if found is None else found.connection
+                if isinstance(connection, LocalConnection) and other is None:
                     return  # it is repeated when the node has reconnected
-                if found is None or not _same_process(found.connection, connection):
+                # Only nodes of one process answer for each other.
+                process = 0 if other is None else other.process
+                if found is None or process == 0 or process != connection.process:
                     raise WireError("a reply of another session")
                 session = found
             self._on_reply(session, head.sequence, payload)
@@ -346,11 +326,6 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 self.end(session, f"the node ended it: {reason}")
         else:
             raise WireError("malformed frame")
-
-
-def _same_process(one: Connection | None, other: Connection) -> bool:
-    """Return whether two connections are Unix sockets to one process."""
-    return one is not None and one.process == other.process != 0
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:

@@ -35,8 +35,7 @@ from flower_vfl.protocol.lazy_array import Buffer, BufferArray, LazyArray
 
 from .settings import CHUNK
 
-REQUEST: Final = b"Q"
-REPLY: Final = b"R"
+REQUEST, REPLY = b"Q", b"R"  # kinds of frames
 END: Final = b"E"  # kind of a frame that ends the session; its payload is the reason
 FRAME_OVERHEAD: Final = 64  # most bytes that a frame adds to its payload
 
@@ -56,8 +55,7 @@ _HEAD: Final = struct.Struct("<I")  # bytes of the header
 _LONGEST: Final = 1 << 25  # bytes of a header; a byte may become an object of 64
 _FRAME_HEAD: Final = struct.Struct("<cQQQ")  # kind, session, two sequence numbers
 ALIGNMENT: Final = 64  # of arrays in a frame, in bytes
-LAST: Final = b"\x00"
-_MORE: Final = b"\x01"
+LAST, _MORE = b"\x00", b"\x01"  # in front of a chunk
 _UNCAST: Final = 0
 _CASTS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _PIECE: Final = 1 << 14
