@@ -102,7 +102,7 @@ def _cast_up(cast: int, data: memoryview, shape: tuple[int, ...]) -> memoryview:
     """Return the bytes of the sender's array, rounded to half precision."""
     if cast == _UNCAST:
         return data
-    if cast >= len(_CASTS):
+    if not 0 <= cast < len(_CASTS):
         raise WireError(f"unknown cast {cast}")
     bits = np.frombuffer(data, dtype="<i2").astype(np.int16)
     values = torch.empty(len(bits), dtype=torch.float32)
