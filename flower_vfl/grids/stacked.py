@@ -42,11 +42,9 @@ def join_requests(
 
 
 def _joined(contents: Sequence[Content | None]) -> Content | None:
-    """Return one request for all parties; None if they are to be asked one by one.
-
-    That is where one of them is left out, where its gradient was withheld or differs in
-    shape (the party itself reports that), and where parties measure something.
-    """
+    """Return one request for all parties; None if they are to be asked one by one."""
+    # One of them is left out, its gradient was withheld or differs in shape (the party
+    # itself reports that), or parties measure something.
     first, gradients = contents[0], []
     for each in contents:
         if first is None or each is None or each.labels is not None:

@@ -18,10 +18,7 @@ _DATA = "its data"
 
 
 def keep(session: Session, content: Content, context: Context) -> str:
-    """Save a party's state after the last completed step; return its digest.
-
-    What the strategy has not committed, or needs no longer, is removed.
-    """
+    """Save a party's state, drop those that are not kept, and return a digest."""
     party, tag = session.party, content.text("tag")
     state = {**party.state_dict(), "plan": _plan(session)}
     store = open_store(context, party.name)

@@ -343,10 +343,7 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
 
 
 def _evaluate(session: Session, content: Content, context: Context) -> Content:
-    party, split = _label(session), content.text("split")
-    policy, rows = session.policy, party.configured().size(split)
-    policy.check_evaluation(party.name, rows)
-    embeddings = _evaluated(session, content, split)
+    (party, split, embeddings), policy = _evaluated(session, content), session.policy
     metrics = party.evaluate(split, content.index, embeddings)
     if metrics and policy.report_metrics != "all":  # its owner sees them here
         log(INFO, "%s: %s", split, metrics)
@@ -354,18 +351,19 @@ def _evaluate(session: Session, content: Content, context: Context) -> Content:
 
 
 def _evaluated(
-    session: Session, content: Content, split: str
-) -> dict[str, torch.Tensor]:
+    session: Session, content: Content
+) -> tuple[LabelParty, str, dict[str, torch.Tensor]]:
+    """Return the label party, the split that is evaluated, and its embeddings."""
+    party, split = _label(session), content.text("split")
+    session.policy.check_evaluation(party.name, party.configured().size(split))
     if session.seals is None:
-        return content.tensors(_label(session).codec is not None)
-    at = evaluation_use(split), session.party.step, 0, content.index
-    return session.seals.embeddings(content.arrays, *at)
+        return party, split, content.tensors(party.codec is not None)
+    at = evaluation_use(split), party.step, 0, content.index
+    return party, split, session.seals.embeddings(content.arrays, *at)
 
 
 def _predict(session: Session, content: Content, context: Context) -> Content:
-    party, split = _label(session), content.text("split")
-    session.policy.check_evaluation(party.name, party.configured().size(split))
-    embeddings = _evaluated(session, content, split)
+    party, split, embeddings = _evaluated(session, content)
     predictions = party.predict(split, content.index, embeddings)
     leaving = session.policy.predictions(party.name, predictions)
     return Content(arrays={"predictions": TensorArray(leaving)})

@@ -1,8 +1,7 @@
-"""Codecs: embeddings and gradients in fewer bytes.
+"""Codecs: embeddings and gradients in fewer bytes (docs/how-to/distance.md).
 
-An encoded tensor is a matrix of bytes with one row per example, so it is sent, sealed
-and counted like any other tensor. The receiver knows the codec and the shape of a row
-from the settings of the run. docs/how-to/distance.md says where codecs apply.
+An encoded tensor is a matrix of bytes with one row per example. The receiver knows the
+codec and the shape of a row from the settings of the run.
 """
 
 import math
@@ -89,7 +88,7 @@ class Integers(Codec):
     """Whole multiples of a scale: with 8 bits, a row x has the scale max|x| / 127.
 
     Random rounding, ⌊x/scale + u⌋ with u uniform on [0, 1), has the mean x/scale.
-    Otherwise the nearest multiple is taken. A row is its scale, a float32, and entries.
+    Otherwise the nearest multiple is taken. The scale comes first, as a float32.
     """
 
     bits: int  # of an entry: 8, 4 or 2
@@ -133,11 +132,7 @@ class Integers(Codec):
 
 @dataclass
 class TopK(Codec):
-    """The largest entries of each row, the others are 0.
-
-    A row is sent as k float32 values and their k indices in ascending order, with two
-    bytes each, or four for more than 32,768 columns.
-    """
+    """The largest entries of each row, as float32, and their ascending indices."""
 
     keep: float  # share of the entries, at least one per row
     feedback: bool = False
@@ -176,9 +171,8 @@ class TopK(Codec):
 class LowRank(Codec):
     """The best matrices U (rows, rank) and V (columns, rank) for a batch U·Vᵀ.
 
-    The rows of V are sent after those of U, as float32. Two steps of subspace iteration
-    find them (Vogels et al., PowerSGD, https://arxiv.org/abs/1905.13727). A linear top
-    model with one output has gradients of rank 1, which are sent without loss.
+    Two steps of subspace iteration find them (Vogels et al., PowerSGD,
+    https://arxiv.org/abs/1905.13727). The rows of V are sent after those of U.
     """
 
     rank: int = 1
@@ -274,10 +268,8 @@ class Compression:
 class Encoder:
     """The sending side of a codec: its random numbers, and what it has left out.
 
-    Random numbers depend on the run's seed, the direction, the party and the step, so
-    a repeated step repeats its bytes. Everybody may know them: encoding comes after the
-    defense. Error feedback adds what was left out of a row when that row is sent again,
-    so a bound of a defense for one step does not hold for what is sent.
+    Everybody may know the random numbers: encoding comes after the defense. A bound of
+    a defense for one step does not hold for what error feedback sends.
     """
 
     def __init__(self, codec: Codec, seed: int, direction: Direction) -> None:
@@ -304,10 +296,7 @@ class Encoder:
         return encoded
 
     def encode_for_use(self, tensor: Tensor, party: str, step: int | None) -> Tensor:
-        """Return the bytes of an embedding that is not trained on.
-
-        They depend on the embedding alone: nearest rounding, and no error feedback.
-        """
+        """Return the bytes of an embedding for predictions; they depend on it alone."""
         return self.codec.encode(self._rows(tensor, party, step))
 
     def _rows(self, tensor: Tensor, party: str, step: int | None) -> Tensor:

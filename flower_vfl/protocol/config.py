@@ -75,10 +75,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class PartyDescription:
-    """What a party says about itself before a run.
-
-    The digests are keyed: they show whether those of two parties are equal.
-    """
+    """What a party says about itself before a run; the digests are keyed."""
 
     name: str
     role: Role

@@ -1,7 +1,4 @@
-"""The messages of vertical training: their types, and how tensors travel in them.
-
-docs/architecture.md ("Protocol") says what each of them brings and returns.
-"""
+"""The messages of vertical training (docs/architecture.md), and tensors in them."""
 
 import math
 import time

@@ -24,9 +24,8 @@ Peer = tuple[str, int]
 class WaitingStreams:
     """The streams that are not authenticated yet, in order of arrival.
 
-    When there are too many, the oldest stream of the largest group is timed out. The
-    streams of one host that name the same node are a group, so a stranger who opens
-    many streams displaces itself.
+    When there are too many, the oldest stream of the largest group is timed out. A
+    group names the same node from one host, so a stranger displaces itself.
     """
 
     def __init__(self) -> None:
@@ -100,10 +99,8 @@ def _normalize(host: str) -> str:
 class ConnectionMonitor:
     """Finds the peers of a port that connected and never opened a stream.
 
-    gRPC closes a connection that does not speak HTTP/2, fails the TLS handshake or
-    stays silent, and reports none of them. Linux lists the connections of a port, also
-    those closed in the last minute, but not those that gRPC resets because they sent
-    more than it reads at once. Other operating systems have no such list.
+    gRPC closes them and reports none. Linux lists the connections of a port, also
+    those closed in the last minute, but not those that were reset.
     """
 
     def __init__(self, port: int, timeout: float) -> None:

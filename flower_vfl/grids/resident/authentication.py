@@ -1,14 +1,8 @@
 """Mutual authentication of a node and the server with a shared token.
 
-The token reaches the node inside a Flower message and is never sent on the stream:
-
-1. node → server: run id, node id and a nonce (`hello`);
-2. server → node: another nonce;
-3. node → server: HMAC-SHA256 under the token of both nonces, run and node;
-4. server → node: the same HMAC with the server's label, so that the node knows that
-   the server issued the token.
-
-A recorded handshake cannot be replayed, because the server draws a new nonce each time.
+The token reaches the node inside a Flower message and is never sent on the stream. Each
+end draws a nonce and proves with an HMAC of both nonces, run and node that it has the
+token, so a recorded handshake cannot be replayed (docs/resident.md).
 """
 
 from __future__ import annotations

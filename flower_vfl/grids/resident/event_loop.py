@@ -1,7 +1,7 @@
 """The event loop that every stream of a process runs on, its queues and frames.
 
-For eight parties, gRPC's asyncio API takes a third of the time of its blocking API. It
-supports one event loop per process. ClientApps are never called on the loop.
+gRPC's asyncio API is faster than its blocking API and supports one event loop per
+process. ClientApps are never called on the loop.
 """
 
 import asyncio

@@ -72,10 +72,7 @@ class SocketReader:
 
 
 class ReadingCondition(threading.Condition):
-    """A condition for which one of the threads that wait reads the sockets.
-
-    So a reply needs no other thread on its way to the thread that waits for it.
-    """
+    """A condition for which one of the waiting threads reads the sockets itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,9 +109,8 @@ class ReadingCondition(threading.Condition):
 class Executor(SocketReader):
     """Answers the requests of sessions, one at a time, in the thread that runs it.
 
-    All sessions of a Ray actor share one. Flower promises an app that an actor handles
-    one message at a time, and torch then starts its threads once. Requests over a Unix
-    socket are read in this thread as well; those of gRPC are queued.
+    All sessions of a Ray actor share one, as Flower promises an app one message at a
+    time. Requests over a Unix socket are read in this thread; those of gRPC are queued.
     """
 
     def __init__(self) -> None:

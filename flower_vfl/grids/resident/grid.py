@@ -134,10 +134,7 @@ class ResidentGrid(WrappedGrid):
     def open(
         self, node_ids: Iterable[int] | None = None, *, timeout: float | None = None
     ) -> list[int]:
-        """Open a session with each node that has none, and return the node ids.
-
-        A node that was lost gets a new session. Its app must restore its own state.
-        """
+        """Open a session with each node that has none or was lost; return all ids."""
         wanted = list(self.get_node_ids() if node_ids is None else node_ids)
         timeout = self._open_timeout if timeout is None else timeout
         with self._lock:

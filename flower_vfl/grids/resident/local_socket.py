@@ -1,8 +1,7 @@
-"""Unix sockets: the byte pipe of sessions between two processes of one machine.
+"""Unix sockets: sessions between two processes of one machine.
 
-They replace gRPC where both ends can open the same file, and carry the same frames,
-each after its length. The thread that has a frame writes it, and a frame is read into
-the memory that its arrays then use: fewer copies and thread switches than with gRPC.
+They carry the same frames as gRPC, each after its length, with fewer copies and thread
+switches: a frame is read into the memory that its arrays then use.
 """
 
 import shutil
@@ -154,10 +153,7 @@ class LocalConnection:
             self._write()
 
     def put(self, *parts: Buffer) -> None:
-        """Queue a frame; `flush` sends it, or a later frame once there are many bytes.
-
-        The event loop sends what the kernel does not take yet.
-        """
+        """Queue a frame, which leaves with `flush` or once there are many bytes."""
         with self._lock:
             length = size(parts)
             self._unsent.append(_LENGTH.pack(length))

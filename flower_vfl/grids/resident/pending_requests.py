@@ -167,10 +167,8 @@ class PendingRequests:
     def wait(
         self, message_ids: set[str], deadline: float | None, *, first: bool = False
     ) -> None:
-        """Wait until a group has all its replies or errors; with `first`, until one.
-
-        The replies to messages that were sent together wake it once all are there.
-        """
+        """Wait until a group has all its replies or errors; with `first`, until one."""
+        # The replies to messages that were sent together wake it once all are there.
         with self.condition:
             self.expire()
             while message_ids <= self._pending.keys() if first else message_ids:

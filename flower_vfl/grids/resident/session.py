@@ -35,11 +35,10 @@ _FINAL: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class ResidentContext(Context):
-    """The context of a node that stays in memory; its copies are ordinary contexts.
+    """The context of a node that stays in memory; its copies are ordinary contexts."""
 
-    Flower's own object never gets the mark, because Ray pickles it with the reply that
-    opens a session, and a blocking session hands it back to Flower.
-    """
+    # Flower's own object never gets the mark: Ray pickles it with the reply that opens
+    # a session, and a blocking session hands it back to Flower.
 
     def __init__(self, context: Context) -> None:
         self.__dict__.update(context.__dict__)
@@ -348,8 +347,8 @@ class _ResidentApp(ClientApp):
             result.add_done_callback(lambda _: executor.submit(None))
             executor.run()
             context.state = session.context.state
-            ended = {"state": "ended", "messages": session.handled}
-            report = ConfigRecord({**ended, "reason": result.result()})
+            report["state"], report["reason"] = "ended", result.result()
+            report["messages"] = session.handled
         return Message(RecordDict({settings.OPEN_RECORD: report}), reply_to=message)
 
 

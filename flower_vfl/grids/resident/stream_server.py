@@ -1,7 +1,4 @@
-"""The server that authenticates nodes and moves frames to their sessions.
-
-Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socket.py).
-"""
+"""The server that authenticates nodes and moves frames to their sessions."""
 
 import asyncio
 import secrets
@@ -329,11 +326,9 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:
-    """Bind a port without listening on it, so that gRPC can start later.
-
-    gRPC would share a port that another process of the same user serves. The first
-    bind, which is exclusive, prevents that.
-    """
+    """Bind a port without listening on it, so that gRPC can start later."""
+    # gRPC would share a port that another process of the same user serves. The first
+    # bind, which is exclusive, prevents that.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

@@ -1,12 +1,9 @@
 """Messages as bytes: a MessagePack header without the arrays, then the raw arrays.
 
-Flower's own protobuf conversion takes 0.8 ms for an array of 512 KiB, against 0.05 ms
-here. Nothing is pickled.
-
 A payload is ``header length | header | buffers``; a frame is ``kind | fields |
 payload``. Each buffer starts at a multiple of 64 bytes of its frame, so that a tensor
-can use the memory in which it arrived. Over gRPC, a frame longer than `CHUNK` is split
-into chunks. One byte in front of each chunk says whether more chunks follow.
+can use the memory in which it arrived. Over gRPC, long frames are split into chunks.
+Flower's protobuf takes 0.8 ms for 512 KiB, this 0.05 ms. Nothing is pickled.
 """
 
 import struct
@@ -223,10 +220,7 @@ def _entries(record: Any) -> dict[str, Any]:
 
 
 def _unchecked(kind: Any, data: dict[str, object]) -> Any:
-    """Return a record of Flower with values that were checked.
-
-    Flower checks every entry in a way that takes longer than all the rest.
-    """
+    """Return a record of Flower without its checks, which take longer than all else."""
     record = kind.__new__(kind)
     record.__dict__.update(_EMPTY[kind], _data=data)
     return record
