@@ -59,6 +59,8 @@ def vertical_client_app(
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
 
+    It is for ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
+
     Parameters
     ----------
     passive : Callable[[Context], PassiveParty]
@@ -77,11 +79,6 @@ def vertical_client_app(
         What a node allows the server. None takes it from the node config, where a label
         party that does not trust the server starts from ``NodePolicy.strict()``; a node
         with a ``partition-id`` is one of a simulation and allows everything.
-
-    Returns
-    -------
-    ClientApp
-        For ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
 
     Examples
     --------

@@ -361,12 +361,7 @@ def resident(client_app: ClientApp) -> ClientApp:
     Parameters
     ----------
     client_app : ClientApp
-        Any ClientApp.
-
-    Returns
-    -------
-    ClientApp
-        The app that opens sessions. Functions may be registered with either app.
+        Any ClientApp. Functions may be registered with it or with the returned app.
 
     Examples
     --------
