@@ -221,8 +221,8 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     session.policy.check_run(party.name, config)
     seals, reply = None, Content()
     if config.sealed:
-        about = party.name, party.role, content.text("label"), config, session.aligned
-        seals = new_seals(*about)
+        label = content.text("label")
+        seals = new_seals(party.name, party.role, label, config, session.aligned)
         reply = Content(pack_hellos([seals.hello(session.own_settings(context))]))
     try:
         party.configure(config)
@@ -340,7 +340,8 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
 
 
 def _evaluate(session: Session, content: Content, context: Context) -> Content:
-    (party, split, embeddings), policy = _evaluated(session, content), session.policy
+    party, split, embeddings = _evaluated(session, content)
+    policy = session.policy
     metrics = party.evaluate(split, content.index, embeddings)
     if metrics and policy.report_metrics != "all":  # its owner sees them here
         log(INFO, "%s: %s", split, metrics)

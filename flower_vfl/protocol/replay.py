@@ -31,9 +31,10 @@ def node_role(context: Context) -> Role:
     if "role" not in config and "partition-id" in config:
         return "label" if int(config["partition-id"]) == 0 else "passive"
     if config.get("role") is None:
-        start = """start its SuperNode with --node-config 'role="label"' or """
-        start += "'role=\"passive\"'"
-        raise ConfigError(f"node {context.node_id} has no role; {start}")
+        raise ConfigError(
+            f"node {context.node_id} has no role; start its SuperNode with "
+            "--node-config 'role=\"label\"' or 'role=\"passive\"'"
+        )
     check_name("role", str(config["role"]), ("label", "passive"))
     return cast(Role, config["role"])
 

@@ -172,8 +172,9 @@ class ResidentGrid(WrappedGrid):
 
     def _get_server(self) -> StreamServer:
         if self._server is None:
-            about = self._endpoint, self._limits, self._requests, self._detached
-            self._server = StreamServer(*about)
+            self._server = StreamServer(
+                self._endpoint, self._limits, self._requests, self._detached
+            )
             atexit.register(self.close)
         return self._server
 
