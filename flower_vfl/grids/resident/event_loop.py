@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 
@@ -17,7 +17,6 @@ from flower_vfl.protocol.lazy_array import Buffer
 
 from .wire import Assembler, WireError, split_frame
 
-T = TypeVar("T")
 MAX_FRAME: Final = 256  # bytes that a peer may send before it is authenticated
 _lock: Final = threading.Lock()
 # By process id, because a forked child has the loop but not its thread.
@@ -98,8 +97,8 @@ async def read_frame(stream: Any) -> memoryview:
 
 
 async def read_frames(
-    stream: Any, limit: int, on_frame: Callable[[memoryview], T | None]
-) -> T | None:
+    stream: Any, limit: int, on_frame: Callable[[memoryview], str | None]
+) -> str | None:
     """Read the frames of a gRPC stream to its end, or until one has a result."""
     assembler = Assembler(limit)
     while (chunk := await stream.read()) is not grpc.aio.EOF:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from logging import WARNING
 from typing import Final
@@ -45,21 +45,21 @@ class Request:
         self.expires = time.monotonic() + remaining
 
 
+@dataclass(eq=False)
 class ServerSession:
     """The server's state of the session with one node; guarded by the grid's lock."""
 
-    def __init__(self, run_id: int, node_id: int, number: int) -> None:
-        self.run_id = run_id
-        self.node_id = node_id
-        self.number = number  # in its frames
-        self.connection: Connection | None = None
-        # That its requests use: the one of another node of the same process, once the
-        # node has answered on its own, and so has authenticated the server too.
-        self.carrier: Connection | None = None
-        self.disconnected_at: float | None = None
-        self.end_reason: str | None = None
-        self.unanswered: dict[int, Request] = {}
-        self._next = 0
+    run_id: int
+    node_id: int
+    number: int  # in its frames
+    connection: Connection | None = None
+    # That its requests use: the one of another node of the same process, once the node
+    # has answered on its own, and so has authenticated the server too.
+    carrier: Connection | None = None
+    disconnected_at: float | None = None
+    end_reason: str | None = None
+    unanswered: dict[int, Request] = field(default_factory=dict)
+    _next: int = 0
 
     @property
     def is_expected(self) -> bool:
