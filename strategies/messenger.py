@@ -11,12 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.grids.groups import (
-    TOGETHER,
-    NodeGroup,
-    join_requests,
-    split_replies,
-)
+from flower_vfl.grids.stacked import TOGETHER, NodeGroup, join_requests, split_replies
 from flower_vfl.grids.wrapped import ClosableGrid
 from flower_vfl.protocol.messages import Content, Verb, raise_error, read, request
 

@@ -63,7 +63,7 @@ def _finish(handshake: Handshake, content: Content) -> Content:
 def _apply(session: Session, content: Content, context: Context) -> Content:
     """Align the party's rows by the alignment whose digest the strategy names."""
     party, key = session.party, messages.read_bytes(content, Key.DIGEST_KEY)
-    handshake = session.open_handshake(lambda: session.own_settings(context))
+    handshake = session.open_handshake(context)
     store = open_store(context, party.name)
     found = SavedAlignment.load(store) if handshake is None else handshake.finish()
     named = content.text(Key.ALIGNED)
@@ -94,7 +94,7 @@ def saved_digest(session: Session, key: bytes, context: Context) -> str:
 
 
 def _handshake(session: Session, context: Context) -> Handshake:
-    found = session.open_handshake(lambda: session.own_settings(context))
+    found = session.open_handshake(context)
     if found is None:
         problem = "was sent a message of a handshake that it takes no part in"
         raise PartyError(session.party.name, problem, messages.REMEDY)

@@ -20,30 +20,31 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.policies import NodePolicy
 from flower_vfl.protocol.client_app import vertical_client_app
-from flower_vfl.protocol.replay import RESIDENT, forget, party_of
+from flower_vfl.protocol.replay import forget, sessions
+from flower_vfl.protocol.residence import RESIDENT
 
 from .wrapped import ClosableGrid
 
 NodeConfig = Mapping[str, UserConfigValue]
+UserConfig = dict[str, UserConfigValue]
 _TRUSTING = AlignmentSettings(trust_server=True)
 
 
 class InProcessGrid(ClosableGrid):
     """Runs every node in the calling process, one after the other.
 
-    Messages are Flower's own and are handled before ``push_messages`` returns; a party
-    stays in memory between them. The fastest way to run an experiment, a notebook or a
-    test on one machine.
+    Messages are handled before ``push_messages`` returns; a party stays in memory
+    between them.
 
     Parameters
     ----------
     client_app : ClientApp
         The app of every node.
     nodes : int | Sequence[NodeConfig]
-        How many nodes, which then get ``partition-id`` and ``num-partitions`` as in a
-        Flower simulation, or one node config each.
+        How many nodes, with ``partition-id`` and ``num-partitions`` as in a Flower
+        simulation, or one node config each.
     run_config : Mapping[str, UserConfigValue] | None (default: None)
-        What the app would find in ``context.run_config``.
+        What the app finds in ``context.run_config``.
 
     Examples
     --------
@@ -66,28 +67,28 @@ class InProcessGrid(ClosableGrid):
             nodes = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
         self._app = client_app
         self._run = Run.create_empty(secrets.randbits(62) + 1)
-        run_id = self._run.run_id
-        self._contexts = {
-            node: Context(
-                run_id=run_id,
-                node_id=node,
-                node_config=dict(config),
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
-            for node, config in enumerate(nodes, start=1)
-        }
+        self._contexts: dict[int, Context] = {}
+        for node, config in enumerate(nodes, start=1):
+            self._add_node(node, dict(config), dict(run_config or {}))
         self._replies: dict[str, Message] = {}
         self._sent = 0
-        _claim_identity(run_id)
-        for context in self._contexts.values():
-            context.__dict__[RESIDENT] = True
-        self._release = weakref.finalize(self, forget, run_id)
+        try:  # Flower makes messages only where one of its runtimes has set these
+            _ = TaskIdentity.run_id
+        except RuntimeError:
+            TaskIdentity.run_id = self._run.run_id
+            TaskIdentity.task_id = TaskIdentity.node_id = 1
+        self._release = weakref.finalize(self, forget, self._run.run_id)
+
+    def _add_node(self, node: int, config: UserConfig, run_config: UserConfig) -> None:
+        context = Context(self._run.run_id, node, config, RecordDict(), run_config)
+        context.__dict__[RESIDENT] = True
+        self._contexts[node] = context
 
     def parties(self) -> dict[str, Party]:
         """Return the vertical parties that live behind this grid, by name."""
-        found = (party_of(self._run.run_id, node) for node in self._contexts)
-        return {party.name: party for party in found if party is not None}
+        keys = [(self._run.run_id, node) for node in self._contexts]
+        parties = [sessions[key].party for key in keys if key in sessions]
+        return {party.name: party for party in parties}
 
     def set_run(self, run: Run) -> None:
         """Refuse: the run of this grid is its own."""
@@ -141,14 +142,6 @@ class InProcessGrid(ClosableGrid):
         self._release()
 
 
-def _claim_identity(run_id: int) -> None:
-    """Let Flower's ``Message`` be made in a process that no Flower runtime set up."""
-    try:
-        _ = TaskIdentity.run_id
-    except RuntimeError:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 1
-
-
 def in_process(
     parties: Sequence[Party],
     alignment: Mapping[str, AlignmentSettings] | AlignmentSettings = _TRUSTING,
@@ -163,10 +156,9 @@ def in_process(
         One label party and at least one passive party, in any order.
     alignment : Mapping[str, AlignmentSettings] | AlignmentSettings (default: trusting)
         What each party brings to an alignment of ids, by name or for all. The default
-        trusts the server: it is this process, which holds all data anyway.
+        trusts the server, which is this process.
     stacked : bool (default: False)
-        Whether passive parties of one shape are computed as one, which is faster for
-        many parties: a :class:`StackedGrid`.
+        Whether passive parties of one shape compute as one: a :class:`StackedGrid`.
 
     Examples
     --------
@@ -180,10 +172,8 @@ def in_process(
     2
     """
     if len(parties) < 2:
-        raise ConfigError(
-            f"{len(parties)} party cannot train alone; give a label party and at least "
-            "one passive party"
-        )
+        remedy = "give a label party and at least one passive party"
+        raise ConfigError(f"{len(parties)} party cannot train alone; {remedy}")
     numbers = count(1)
     configs: list[NodeConfig] = []
     for index, party in enumerate(parties):

@@ -1,17 +1,82 @@
 """A grid in this process whose passive parties of one shape compute as one."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
-from flwr.app import Context, Message, RecordDict, UserConfigValue
-from flwr.clientapp import ClientApp
+import torch
+from flwr.app import Message
 
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.parties.stacked import StackedParty, stack_parties
-from flower_vfl.protocol.replay import RESIDENT, Session, sessions
+from flower_vfl.protocol.messages import GRADIENT, Content, TensorArray, Verb, to_tensor
+from flower_vfl.protocol.replay import Session, sessions
 
-from .groups import NodeGroup
-from .in_process import InProcessGrid, NodeConfig
+from .in_process import InProcessGrid
+
+TOGETHER = (Verb.FORWARD, Verb.BACKWARD, Verb.EMBED)
+
+
+class NodeGroup(NamedTuple):
+    """Parties that one node answers for, with one array for all of them."""
+
+    name: str
+    node: int
+    members: tuple[str, ...]
+
+
+def join_requests(
+    groups: Sequence[NodeGroup], contents: Mapping[str, Content]
+) -> dict[str, Content]:
+    """Return one request for each group whose parties can be asked together."""
+    found = dict(contents)
+    for group in groups:
+        joined = _joined([contents.get(name) for name in group.members])
+        if joined is not None:
+            for name in group.members:
+                del found[name]
+            found[group.name] = joined
+    return found
+
+
+def _joined(contents: Sequence[Content | None]) -> Content | None:
+    """Return one request for all parties; None if they are to be asked one by one."""
+    # One of them is left out, its gradient was withheld or differs in shape (the party
+    # itself reports that), or parties measure something.
+    first, gradients = contents[0], []
+    for each in contents:
+        if first is None or each is None or each.labels is not None:
+            return None
+        if "probe" in each.config or each.config != first.config:
+            return None
+        if each.gradient_step:
+            if GRADIENT not in each.arrays:
+                return None
+            gradients.append(to_tensor(each.arrays[GRADIENT]))
+    if first is None or len({(g.shape, g.dtype) for g in gradients}) > 1:
+        return None
+    arrays = {GRADIENT: TensorArray(torch.stack(gradients))} if gradients else {}
+    return replace(first, arrays=arrays)
+
+
+def split_replies(
+    groups: Sequence[NodeGroup], replies: Mapping[str, Content]
+) -> dict[str, Content]:
+    """Return one reply for each party."""
+    found = dict(replies)
+    for group in groups:
+        if group.name not in found:
+            continue
+        reply = found.pop(group.name)
+        if group.name not in reply.arrays:
+            found |= {name: Content() for name in group.members}
+            continue
+        parts = to_tensor(reply.arrays[group.name]).unbind()
+        for name, part in zip(group.members, parts, strict=True):
+            found[name] = Content(arrays={name: TensorArray(part)})
+    return found
 
 
 class StackedGrid(InProcessGrid):
@@ -19,9 +84,9 @@ class StackedGrid(InProcessGrid):
 
     Every party has a node of its own, as in :class:`InProcessGrid`. Once the parties
     are configured, :meth:`group_nodes` adds a node for each group of parties whose
-    models, optimizers, features and devices have one shape. It takes one request for
-    the whole group and answers with one array, (parties, rows, width). Parties that
-    cannot be stacked, such as those with dropout, are asked one by one.
+    models, optimizers, features and devices have one shape. It answers one request for
+    the whole group with one array. Parties that cannot be stacked, such as those with
+    dropout, are asked one by one.
 
     Parameters
     ----------
@@ -42,15 +107,8 @@ class StackedGrid(InProcessGrid):
     [('passive-1', 'passive-2')]
     """
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        nodes: int | Sequence[NodeConfig],
-        run_config: Mapping[str, UserConfigValue] | None = None,
-    ) -> None:
-        super().__init__(client_app, nodes, run_config)
-        self.groups: Sequence[NodeGroup] = ()
-        self._members: dict[int, StackedParty] = {}  # by the node of each party
+    groups: Sequence[NodeGroup] = ()
+    _members: Mapping[int, StackedParty] = MappingProxyType({})  # by node of a party
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes of all parties."""
@@ -64,25 +122,20 @@ class StackedGrid(InProcessGrid):
     def group_nodes(self) -> Sequence[NodeGroup]:
         """Form groups of the parties as they are configured now, and return them."""
         self._drop_groups()
-        run = self._run.run_id
-        nodes = {}
-        for node in self._contexts:
-            session = sessions.get((run, node))
-            if session is not None and isinstance(session.party, PassiveParty):
-                nodes[session.party.name] = node
-        parties = [sessions[run, node].party for node in nodes.values()]
+        run, found = self._run.run_id, []
+        members: dict[int, StackedParty] = {}
+        living = {n: sessions[run, n] for n in self._contexts if (run, n) in sessions}
+        nodes = {session.party.name: node for node, session in living.items()}
+        parties = [session.party for session in living.values()]
         stacked, _ = stack_parties(p for p in parties if isinstance(p, PassiveParty))
-        found = []
         for node, party in enumerate(stacked, start=max(self._contexts) + 1):
-            own = [nodes[member.name] for member in party.members]
-            first = sessions[run, own[0]]
-            sessions[run, node] = Session(party, first.greeting, first.threads)
-            self._members |= dict.fromkeys(own, party)
-            self._contexts[node] = Context(run, node, {}, RecordDict(), {})
-            self._contexts[node].__dict__[RESIDENT] = True
             names = tuple(member.name for member in party.members)
+            first = living[nodes[names[0]]]
+            sessions[run, node] = Session(party, first.greeting, first.threads)
+            self._add_node(node, {}, {})
+            members |= {nodes[name]: party for name in names}
             found.append(NodeGroup(party.name, node, names))
-        self.groups = found
+        self.groups, self._members = found, members
         return found
 
     def _group_ids(self) -> set[int]:

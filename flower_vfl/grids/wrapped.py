@@ -10,13 +10,10 @@ from flwr.supercore.run import Run
 
 
 class ClosableGrid(Grid):
-    """A grid that a ``with`` block closes.
+    """A grid that a ``with`` block closes."""
 
-    `ordered` says whether each node handles messages in the order in which they were
-    pushed, so that several may be under way to one node. Flower's own grids do not
-    promise that.
-    """
-
+    # Whether each node handles messages in the order in which they were pushed, so that
+    # several may be under way to one node. Flower's own grids do not promise that.
     ordered = False
 
     def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:

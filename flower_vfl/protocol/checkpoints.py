@@ -18,10 +18,7 @@ _DATA = "its data"
 
 
 def keep(session: Session, content: Content, context: Context) -> str:
-    """Save a party's state after the last completed step; return its digest.
-
-    What the strategy has not committed, or needs no longer, is removed.
-    """
+    """Save a party's state, drop those that are not kept, and return a digest."""
     party, tag = session.party, content.text("tag")
     state = {**party.state_dict(), "plan": _plan(session)}
     store = open_store(context, party.name)
@@ -54,10 +51,8 @@ def restore(session: Session, content: Content, context: Context) -> Content:
     try:
         party.load_state_dict({**state, "waiting": waiting})
     except (KeyError, RuntimeError, ValueError) as error:
-        first = (
-            str(error).splitlines()[-1].strip("\t .")
-        )  # torch names a weight, and shapes
-        problem = f"its models do not fit its checkpoint '{tags[0]}': {first}"
+        weight = str(error).splitlines()[-1].strip("\t .")  # and shapes, by torch
+        problem = f"its models do not fit its checkpoint '{tags[0]}': {weight}"
         raise PartyError(party.name, problem, _REMEDY) from error
     if isinstance(party, LabelParty) and "loss" in content.config:
         party.choose_loss(content.text("loss"))

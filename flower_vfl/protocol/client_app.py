@@ -14,6 +14,7 @@ from flwr.clientapp.typing import Mod
 from flwr.supercore import log
 
 from flower_vfl.alignment.keys import AlignmentSettings, trusts_server
+from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.alignment.node import align, saved_digest
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.leakage.monitor import Leakage
@@ -43,24 +44,22 @@ from .messages import (
 )
 from .probing import probe, refuse_probe
 from .replay import Session
-from .sealing import TRAINING, evaluation_use
+from .residence import RESIDENT
+from .sealing import TRAINING, evaluation_use, new_seals
 from .serving import serve
-
-PassiveFactory = Callable[[Context], PassiveParty]
-LabelFactory = Callable[[Context], LabelParty]
-SettingsFactory = Callable[[Context], AlignmentSettings]
-PolicyFactory = Callable[[Context], NodePolicy]
 
 
 def vertical_client_app(
-    passive: PassiveFactory,
-    label: LabelFactory,
+    passive: Callable[[Context], PassiveParty],
+    label: Callable[[Context], LabelParty],
     *,
     mods: list[Mod] | None = None,
-    alignment: SettingsFactory = replay.node_settings,
-    policy: PolicyFactory | None = None,
+    alignment: Callable[[Context], AlignmentSettings] = replay.node_settings,
+    policy: Callable[[Context], NodePolicy] | None = None,
 ) -> ClientApp:
     """Return the one ClientApp of a vertical app; each node plays its own role in it.
+
+    It is for ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
 
     Parameters
     ----------
@@ -81,11 +80,6 @@ def vertical_client_app(
         party that does not trust the server starts from ``NodePolicy.strict()``; a node
         with a ``partition-id`` is one of a simulation and allows everything.
 
-    Returns
-    -------
-    ClientApp
-        For ``flwr run``, a SuperNode, or :class:`flower_vfl.InProcessGrid`.
-
     Examples
     --------
     >>> import torch
@@ -101,7 +95,6 @@ def vertical_client_app(
     app = ClientApp(mods=mods)
 
     def make(context: Context, greeting: Greeting) -> Session:
-        name = replay.node_name(context)
         role = replay.node_role(context)
         build = label if role == "label" else passive
         with RandomState(_first_weights(context, greeting)):
@@ -111,22 +104,26 @@ def vertical_client_app(
             with RandomState(_first_weights(context, greeting)):
                 party = build(context)
         if party.role != role:
-            raise ConfigError(
-                f"the factory of a {role} node returned a {type(party).__name__}"
-            )
-        party.name = party.name or name
+            made = type(party).__name__
+            raise ConfigError(f"the factory of a {role} node returned a {made}")
+        party.name = party.name or replay.node_name(context)
         trust = trusts_server(context.node_config)
         if isinstance(party, LabelParty) and trust is not None:
             party.trust_server = trust
-        allowed = _policy(party, context) if policy is None else policy(context)
+        if policy is None:
+            untrusting = isinstance(party, LabelParty) and not party.trust_server
+            strict = untrusting and "partition-id" not in context.node_config
+            allowed = NodePolicy.from_node(context.node_config, strict)
+        else:
+            allowed = policy(context)
         return Session(party, greeting, settings=alignment, policy=allowed)
 
     def handle(message: Message, context: Context) -> Message:
         try:
             records = _answer(message, context, make)
         except Exception as error:
-            party = replay.party_of(context.run_id, context.node_id)
-            name = party.name if party is not None else replay.safe_name(context)
+            session = replay.sessions.get((context.run_id, context.node_id))
+            name = session.party.name if session else replay.safe_name(context)
             records = _report(error, name)
         return reply_to(message, records)
 
@@ -135,12 +132,6 @@ def vertical_client_app(
         category, action = verb.value.split(".")
         registrars[category](action)(handle)
     return app
-
-
-def _policy(party: Party, context: Context) -> NodePolicy:
-    untrusting = isinstance(party, LabelParty) and not party.trust_server
-    strict = untrusting and "partition-id" not in context.node_config
-    return NodePolicy.from_node(context.node_config, strict)
 
 
 def _first_weights(context: Context, greeting: Greeting) -> int | Noise:
@@ -157,23 +148,19 @@ def _first_weights(context: Context, greeting: Greeting) -> int | Noise:
 
 def _report(error: Exception, party: str) -> RecordDict:
     """Log an error and return the reply that tells the server about it."""
-    named = isinstance(error, PartyError)
-    log(ERROR, "%s", error if named else f"party '{party}': {error}")
+    where = "" if isinstance(error, PartyError) else f"party '{party}': "
+    log(ERROR, "%s%s", where, error)
     if not isinstance(error, ConfigError | PartyError):
         log(ERROR, traceback.format_exc())
     return error_content(error, party).records()
 
 
-def _answer(
-    message: Message, context: Context, make: Callable[[Context, Greeting], Session]
-) -> RecordDict:
+def _answer(message: Message, context: Context, make: replay.Maker) -> RecordDict:
     """Return the reply to a message; the same one again if it was answered before."""
     verb, content = Verb(message.metadata.message_type), read(message)
-    resident = replay.RESIDENT in context.__dict__
-    session = (
-        replay.sessions.get((context.run_id, context.node_id)) if resident else None
-    )
-    if session is None:
+    resident = RESIDENT in context.__dict__
+    session = replay.sessions.get((context.run_id, context.node_id))
+    if session is None or not resident:
         session = replay.enter(context, verb, content, make)
     with session.lock:
         # A hello changes nothing, and one with the same turn may be of another server.
@@ -193,16 +180,15 @@ def _answer(
         session.turn = content.turn
         if len(replies) > (session.config.pipeline if session.config else 0):
             del replies[min(replies)]
+        changed = True
         try:
             reply = HANDLERS[verb](session, content, context).records()
-            replies[content.turn] = reply
         except Exception as error:  # kept too: half a step must not be done again
-            reply = replies[content.turn] = _report(error, session.party.name)
-            if session.drop_handshake() and not resident:  # no key may be left
-                replay.save(session, context)
-        else:
-            if not resident:
-                replay.save(session, context)
+            reply = _report(error, session.party.name)
+            changed = session.drop_handshake()  # no key may be left
+        replies[content.turn] = reply
+        if changed and not resident:
+            replay.save(session, context)
         return reply
 
 
@@ -233,7 +219,11 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
     party = session.party
     session.policy.check_run(party.name, config)
-    seals, reply = session.begin_exchange(content, config, context)
+    seals, reply = None, Content()
+    if config.sealed:
+        label = content.text("label")
+        seals = new_seals(party.name, party.role, label, config, session.aligned)
+        reply = Content(pack_hellos([seals.hello(session.own_settings(context))]))
     try:
         party.configure(config)
         schedule = party.configured()
@@ -244,6 +234,14 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     session.config, session.seals = config, seals
     reply.config.update({split: schedule.size(split) for split in SPLITS})
     return reply
+
+
+def _seal(session: Session, content: Content, context: Context) -> Content:
+    """Derive the keys of sealed training from the public keys of the other side."""
+    if session.seals is None:
+        raise ConfigError("this run is not sealed; configure it as one first")
+    session.seals.exchange_keys(unpack_hellos(content), session.own_settings(context))
+    return Content()
 
 
 def _passive(session: Session) -> PassiveParty:
@@ -341,10 +339,8 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
 
 
 def _evaluate(session: Session, content: Content, context: Context) -> Content:
-    party, split = _label(session), content.text("split")
-    policy, rows = session.policy, party.configured().size(split)
-    policy.check_evaluation(party.name, rows)
-    embeddings = _evaluated(session, content, split)
+    party, split, embeddings = _evaluated(session, content)
+    policy = session.policy
     metrics = party.evaluate(split, content.index, embeddings)
     if metrics and policy.report_metrics != "all":  # its owner sees them here
         log(INFO, "%s: %s", split, metrics)
@@ -352,18 +348,19 @@ def _evaluate(session: Session, content: Content, context: Context) -> Content:
 
 
 def _evaluated(
-    session: Session, content: Content, split: str
-) -> dict[str, torch.Tensor]:
+    session: Session, content: Content
+) -> tuple[LabelParty, str, dict[str, torch.Tensor]]:
+    """Return the label party, the split that is evaluated, and its embeddings."""
+    party, split = _label(session), content.text("split")
+    session.policy.check_evaluation(party.name, party.configured().size(split))
     if session.seals is None:
-        return content.tensors(_label(session).codec is not None)
-    at = evaluation_use(split), session.party.step, 0, content.index
-    return session.seals.embeddings(content.arrays, *at)
+        return party, split, content.tensors(party.codec is not None)
+    at = evaluation_use(split), party.step, 0, content.index
+    return party, split, session.seals.embeddings(content.arrays, *at)
 
 
 def _predict(session: Session, content: Content, context: Context) -> Content:
-    party, split = _label(session), content.text("split")
-    session.policy.check_evaluation(party.name, party.configured().size(split))
-    embeddings = _evaluated(session, content, split)
+    party, split, embeddings = _evaluated(session, content)
     predictions = party.predict(split, content.index, embeddings)
     leaving = session.policy.predictions(party.name, predictions)
     return Content(arrays={"predictions": TensorArray(leaving)})
@@ -379,7 +376,7 @@ HANDLERS: dict[Verb, Callable[[Session, Content, Context], Content]] = {
     Verb.HELLO: _hello,
     Verb.ALIGN: align,
     Verb.CONFIGURE: _configure,
-    Verb.SEAL: Session.exchange_keys,
+    Verb.SEAL: _seal,
     Verb.FORWARD: _forward,
     Verb.TRAIN_STEP: _train_step,
     Verb.BACKWARD: _backward,

@@ -1,15 +1,15 @@
-"""Codecs: embeddings and gradients in fewer bytes.
+"""Codecs: embeddings and gradients in fewer bytes (docs/how-to/distance.md).
 
-An encoded tensor is a matrix of bytes with one row per example, so it is sent, sealed
-and counted like any other tensor. The receiver knows the codec and the shape of a row
-from the settings of the run. docs/how-to/distance.md says where codecs apply.
+An encoded tensor is a matrix of bytes with one row per example. The receiver knows the
+codec and the shape of a row from the settings of the run.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,11 +54,8 @@ class Codec(ABC):
         width = math.prod(shape)
         size, got = self.size(width), tuple(encoded.shape)
         if len(got) != 2 or got[1] != size or encoded.dtype != torch.uint8:
-            problem = (
-                f"{what} is {encoded.dtype} of shape {got}, but the codec of this "
-            )
-            problem += f"run makes rows of {size} bytes"
-            raise PartyError(party, problem, _REMEDY, step)
+            problem = f"{what} is {encoded.dtype} of shape {got}, not rows of {size}"
+            raise PartyError(party, f"{problem} bytes", _REMEDY, step)
         try:
             rows = self.decode(encoded, width)
         except ValueError as error:
@@ -66,10 +63,11 @@ class Codec(ABC):
         return rows.reshape(len(rows), *shape)
 
 
-class _HalfPrecision(Codec):
+@dataclass
+class HalfPrecision(Codec):
     """The nearest number of a type with two bytes; its range is the limit."""
 
-    dtype: ClassVar[torch.dtype]
+    dtype: torch.dtype
 
     def size(self, width: int) -> int:
         """Return the bytes of a row with so many entries."""
@@ -85,31 +83,18 @@ class _HalfPrecision(Codec):
         return _numbers(encoded, self.dtype).float()
 
 
-class Float16(_HalfPrecision):
-    """11 significant bits, from 6e-5 to 65504; smaller numbers are less precise."""
-
-    dtype = torch.float16
-
-
-class BFloat16(_HalfPrecision):
-    """8 significant bits and the range of float32."""
-
-    dtype = torch.bfloat16
-
-
-class Int8(Codec):
-    """Whole multiples of a scale: a row x has the scale max|x| / 127.
+@dataclass
+class Integers(Codec):
+    """Whole multiples of a scale: with 8 bits, a row x has the scale max|x| / 127.
 
     Random rounding, ⌊x/scale + u⌋ with u uniform on [0, 1), has the mean x/scale.
-    Without random numbers the nearest multiple is taken. A row is sent as its scale,
-    a float32, and one byte per entry, or per two or four entries in a subclass.
+    Otherwise the nearest multiple is taken. The scale comes first, as a float32.
     """
 
-    bits: ClassVar[int] = 8  # of an entry
+    bits: int  # of an entry: 8, 4 or 2
 
-    @property
-    def _largest(self) -> int:
-        return (1 << self.bits - 1) - 1
+    def __post_init__(self) -> None:
+        self._largest = (1 << self.bits - 1) - 1
 
     def size(self, width: int) -> int:
         """Return the bytes of a row with so many entries."""
@@ -145,39 +130,14 @@ class Int8(Codec):
         return rows
 
 
-class Int4(Int8):
-    """Multiples of max|x| / 7, two entries in a byte."""
-
-    bits = 4
-
-
-class Int2(Int8):
-    """-1, 0 or 1 times max|x|, four entries in a byte."""
-
-    bits = 2
-
-
 @dataclass
 class TopK(Codec):
-    """The largest entries of each row, the others are 0.
+    """The largest entries of each row, as float32, and their ascending indices."""
 
-    A row is sent as k float32 values and their k indices in ascending order, with two
-    bytes each, or four for more than 32,768 columns.
-
-    Parameters
-    ----------
-    keep : float
-        Share of the entries that are kept, at least one per row.
-    feedback : bool (default: False)
-        Whether what is left out of a row is added to the same row when it is sent
-        again (error feedback).
-    """
-
-    keep: float
+    keep: float  # share of the entries, at least one per row
     feedback: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a share that keeps nothing or more than everything."""
         require(0.0 < self.keep <= 1.0, "keep", "above 0 and up to 1", self.keep)
 
     def _kept(self, width: int) -> int:
@@ -211,20 +171,13 @@ class TopK(Codec):
 class LowRank(Codec):
     """The best matrices U (rows, rank) and V (columns, rank) for a batch U·Vᵀ.
 
-    The rows of V are sent after those of U, as float32. Two steps of subspace iteration
-    find them (Vogels et al., PowerSGD, https://arxiv.org/abs/1905.13727). A linear top
-    model with one output has gradients of rank 1, which are sent without loss.
-
-    Parameters
-    ----------
-    rank : int (default: 1)
-        Columns of U and V.
+    Two steps of subspace iteration find them (Vogels et al., PowerSGD,
+    https://arxiv.org/abs/1905.13727). The rows of V are sent after those of U.
     """
 
     rank: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a rank of nothing."""
         require(self.rank >= 1, "rank", "at least 1", self.rank)
 
     def size(self, width: int) -> int:
@@ -266,11 +219,11 @@ def _none() -> None:
 
 CODECS: dict[str, Callable[..., Codec | None]] = {
     "none": _none,
-    "float16": Float16,
-    "bfloat16": BFloat16,
-    "int8": Int8,
-    "int4": Int4,
-    "int2": Int2,
+    "float16": partial(HalfPrecision, torch.float16),
+    "bfloat16": partial(HalfPrecision, torch.bfloat16),
+    "int8": partial(Integers, 8),
+    "int4": partial(Integers, 4),
+    "int2": partial(Integers, 2),
     "topk": TopK,
     "lowrank": LowRank,
 }
@@ -302,7 +255,6 @@ class Compression:
     gradients: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse unknown codecs; no codec is written in one way."""
         for name in ("embeddings", "gradients"):
             if build_codec(getattr(self, name)) is None:
                 object.__setattr__(self, name, "")
@@ -316,15 +268,8 @@ class Compression:
 class Encoder:
     """The sending side of a codec: its random numbers, and what it has left out.
 
-    Random numbers depend on the run's seed, the direction, the party and the step: a
-    repeated step repeats its bytes, on every engine. Everybody may know them, because
-    encoding is post-processing of gradients that a defense has changed already. Error
-    feedback adds up those of several steps, so a bound for one step does not hold for
-    what is sent; a bound for all steps does.
-
-    What top-k leaves out of a row is added to that row when it is in a batch again. So
-    the sum of what was sent for a row, plus what is left, is the sum of what was to be
-    sent.
+    Everybody may know the random numbers: encoding comes after the defense. A bound of
+    a defense for one step does not hold for what error feedback sends.
     """
 
     def __init__(self, codec: Codec, seed: int, direction: Direction) -> None:
@@ -351,10 +296,7 @@ class Encoder:
         return encoded
 
     def encode_for_use(self, tensor: Tensor, party: str, step: int | None) -> Tensor:
-        """Return the bytes of an embedding that is not trained on.
-
-        They depend on the embedding alone: nearest rounding, and no error feedback.
-        """
+        """Return the bytes of an embedding for predictions; they depend on it alone."""
         return self.codec.encode(self._rows(tensor, party, step))
 
     def _rows(self, tensor: Tensor, party: str, step: int | None) -> Tensor:

@@ -10,21 +10,16 @@ from flower_vfl.metrics import MAIN_METRIC
 Role = Literal["passive", "label"]
 Shape = tuple[int, ...]
 Value = int | float | str | bytes | bool | list[int] | list[str] | list[bytes]
-_PARTIES, _SHAPES = "parties", "shapes"
+SAME_VERSION = "do all parties run the same version of flower-vfl?"
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What the hello of a run says about the first weights of the parties.
+    """What the hello of a run says about the first weights of the parties."""
 
-    They are drawn from `seed`. Those of a label party that protects labels, in a run
-    that is `defended` or by itself, come from its secret, unless a simulation is to be
-    `repeatable`.
-    """
-
-    seed: int
-    defended: bool
-    repeatable: bool
+    seed: int  # that they are drawn from
+    defended: bool  # those of the label party come from its secret
+    repeatable: bool  # also they come from the seed, in a simulation
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -34,35 +29,26 @@ class Greeting:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The settings of a run that the strategy sends to a party.
-
-    `parties` gives the shape of one row of each passive party's embedding, in the order
-    in which embeddings are joined. `defended` says where gradients are transformed:
-    ``"strategy"``, ``"label"``, or nowhere if empty. `defense`, `leakage` and
-    `noise_seed` (hexadecimal) are for the label party only. `sealed` says whether
-    embeddings and gradients travel encrypted (`flower_vfl.protocol.sealing`), and
-    `compress_embeddings` and `compress_gradients` in which codecs (`codecs`).
-    `pipeline` is how many batches a passive party embeds ahead of its gradients. The
-    last three are the fields of `LocalUpdates`.
-    """
+    """The settings of a run that the strategy sends to a party."""
 
     seed: int
     batch_size: int
     evaluation_rows: int = 8192
     test_fraction: float = 0.2
     valid_fraction: float = 0.0
+    # Shapes of one row of the passive parties' embeddings, in the order of joining.
     parties: Mapping[str, Shape] = field(default_factory=dict)
     aggregation: str = ""
     learning_rate: float = 0.0
-    defended: str = ""
-    defense: str = ""
+    defended: str = ""  # where: "strategy", "label", or nowhere
+    defense: str = ""  # this and the next two are for the label party only
     leakage: str = ""
-    noise_seed: str = ""
+    noise_seed: str = ""  # hexadecimal
     sealed: bool = False
-    pipeline: int = 0
+    pipeline: int = 0  # batches that a passive party embeds ahead of its gradients
     compress_embeddings: str = ""
     compress_gradients: str = ""
-    local_steps: int = 1
+    local_steps: int = 1  # this and the next two are the fields of `LocalUpdates`
     local_cache: int = 5
     local_threshold: float = 0.5
 
@@ -73,42 +59,34 @@ class TrainingConfig:
 
     def to_record(self) -> dict[str, Value]:
         """Return the settings as entries of a ConfigRecord."""
-        entries: dict[str, Any] = {**asdict(self), _PARTIES: list(self.parties)}
+        entries: dict[str, Any] = {**asdict(self), "parties": list(self.parties)}
         names = "test_fraction", "valid_fraction", "learning_rate", "local_threshold"
-        for name in names:
-            entries[name] = float(entries[name])
-        shapes = [_shape_text(shape) for shape in self.parties.values()]
-        return {**entries, _SHAPES: shapes}
+        entries |= {name: float(entries[name]) for name in names}
+        return {**entries, "shapes": [*map(_shape_text, self.parties.values())]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the settings that :meth:`to_record` wrote."""
         given = _entries(cls, record)
-        shapes = [_read_shape(text) for text in record[_SHAPES]]
-        given[_PARTIES] = dict(zip(record[_PARTIES], shapes, strict=True))
+        shapes = [_read_shape(text) for text in record["shapes"]]
+        given["parties"] = dict(zip(record["parties"], shapes, strict=True))
         return cls(**given)
 
 
 @dataclass(frozen=True)
 class PartyDescription:
-    """What a party says about itself before a run.
-
-    `shape` is that of one row of its embedding. The digests are keyed: they show
-    whether two parties have the same ids or the same split, and nothing else. `aligned`
-    is the digest of the alignment that it keeps. A label party says what its labels are
-    protected by, and among which losses for them a strategy may choose.
-    """
+    """What a party says about itself before a run; the digests are keyed."""
 
     name: str
     role: Role
     rows: int
-    shape: Shape
+    shape: Shape  # of one row of its embedding
     task: str = ""
     ids_digest: str = ""
     split_digest: str = ""
-    aligned: str = ""
-    privacy: str = ""
-    losses: str = ""
+    aligned: str = ""  # digest of the alignment that it keeps
+    privacy: str = ""  # what protects the labels
+    losses: str = ""  # for such labels, among which a strategy may choose
 
     def to_record(self) -> dict[str, Value]:
         """Return the description as entries of a ConfigRecord."""
@@ -133,10 +111,7 @@ def _entries(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a record that are fields of a class."""
     names = [each.name for each in fields(kind)]
     if missing := [name for name in names if name not in record]:
-        raise ConfigError(
-            f"the message has no '{missing[0]}'; do all parties run the same "
-            "version of flower-vfl?"
-        )
+        raise ConfigError(f"the message has no '{missing[0]}'; {SAME_VERSION}")
     return {name: record[name] for name in names}
 
 

@@ -1,9 +1,4 @@
-"""The messages of vertical training: their types, and how tensors travel in them.
-
-docs/architecture.md ("Protocol") says what each of them brings and returns. Every
-request carries a ``turn`` that grows; a party that gets the same turn again answers
-with the same reply and does nothing else.
-"""
+"""The messages of vertical training (docs/architecture.md), and tensors in them."""
 
 import math
 import time
@@ -22,7 +17,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.app.metadata import Metadata
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import (
@@ -34,22 +28,16 @@ from flower_vfl.errors import (
 )
 from flower_vfl.records import Measurement, from_columns, to_columns
 
-from .config import Value
+from .config import SAME_VERSION, Value
 from .lazy_array import Buffer, LazyArray
 
 T = TypeVar("T")
 
 VERSION = 8
 _CONFIG, _ARRAYS, _METRICS, _LABELS = "vfl", "vfl-arrays", "vfl-metrics", "vfl-labels"
-_MEASURED = "vfl-measured"
-_KINDS: dict[str, type] = {
-    _CONFIG: ConfigRecord,
-    _ARRAYS: ArrayRecord,
-    _METRICS: MetricRecord,
-    _LABELS: ArrayRecord,
-    _MEASURED: ConfigRecord,
-}
-_NUMBERS = "numbers"
+_MEASURED, _NUMBERS = "vfl-measured", "numbers"
+_KINDS: dict[str, type] = {_CONFIG: ConfigRecord, _MEASURED: ConfigRecord}
+_KINDS |= {_ARRAYS: ArrayRecord, _LABELS: ArrayRecord, _METRICS: MetricRecord}
 GRADIENT = "gradient"
 CLEAN = "clean"  # the gradient before the defense, for measuring every layer
 _STYPE = "numpy.ndarray"
@@ -104,8 +92,7 @@ class Content:
     def _get(self, key: str, kind: type[T], wanted: str) -> T:
         value = self.config.get(key)
         if key not in self.config:
-            asked = "do all parties run the same version of flower-vfl?"
-            raise ConfigError(f"the message has no '{key}'; {asked}")
+            raise ConfigError(f"the message has no '{key}'; {SAME_VERSION}")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise ConfigError(f"message entry '{key}' must be {wanted}")
         return value
@@ -198,9 +185,7 @@ def read(message: Message) -> Content:
     kind = message.metadata.message_type
     for key, record in records.items():
         if not isinstance(record, _KINDS.get(key, object)):
-            raise ConfigError(
-                f"a message of type '{kind}' has a '{key}' record of the wrong kind"
-            )
+            raise ConfigError(f"message '{kind}' has a wrong kind of '{key}' record")
     content = Content()
     # Flower's views by kind (records.array_records, ...) are rebuilt at every use.
     if _CONFIG in records:
@@ -208,30 +193,26 @@ def read(message: Message) -> Content:
         numbers = config.pop(_NUMBERS, ())
         if not isinstance(numbers, list) or [*map(type, numbers)] != [int] * 5:
             raise ConfigError(
-                f"a message of type '{kind}' lacks its five numbers; do all parties "
-                "run the same version of flower-vfl?"
+                f"message '{kind}' lacks its five numbers; {SAME_VERSION}"
             )
         content = Content(config)
         content.turn, content.step, content.epoch = numbers[:3]
         content.index, content.gradient_step = numbers[3:]
     elif _ARRAYS not in records:
-        raise ConfigError(
-            f"a message of type '{kind}' has no '{_CONFIG}' record: it is not one of "
-            "flower-vfl's"
-        )
+        raise ConfigError(f"message '{kind}' is not one of flower-vfl's")
     if _ARRAYS in records:
         content.arrays = cast(ArrayRecord, records[_ARRAYS])
     if _METRICS in records:
         content.metrics = cast(dict[str, float], dict(records[_METRICS].items()))
         if any(isinstance(value, list) for value in content.metrics.values()):
-            raise ConfigError(f"a message of type '{kind}' has a list as a metric")
+            raise ConfigError(f"message '{kind}' has a list as a metric")
     try:
         if _MEASURED in records:
             content.measured = from_columns(cast(dict[str, Any], records[_MEASURED]))
         if _LABELS in records:
             content.labels = cast(Array, records[_LABELS]["labels"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"a message of type '{kind}' lacks {error}") from error
+        raise ConfigError(f"message '{kind}' lacks {error}") from error
     return content
 
 
@@ -249,15 +230,11 @@ def error_content(error: Exception, party: str) -> Content:
             problem = f"an unexpected {type(error).__name__} arose{where}"
             remedy = "The log of that node has its text"
         error = PartyError(party, problem, remedy)
-    return Content(
-        config={
-            "error": error.problem,
-            "party": error.party,
-            "remedy": error.remedy,
-            **({} if error.step is None else {"step": error.step}),
-            "restarted": isinstance(error, PartyRestartedError),
-        }
-    )
+    config: dict[str, Value] = {"error": error.problem, "party": error.party}
+    if error.step is not None:
+        config["step"] = error.step
+    restarted = isinstance(error, PartyRestartedError)
+    return Content({**config, "remedy": error.remedy, "restarted": restarted})
 
 
 def raise_error(content: Content, step: int | None) -> None:
@@ -276,12 +253,8 @@ class TensorArray(LazyArray):
         if tensor.dtype == torch.bfloat16:  # numpy has no such type
             tensor = tensor.float()
         # Past Array's checks of four optional arguments, which cost more than the rest.
-        self.__dict__.update(
-            tensor=tensor,
-            dtype=_dtype_name(tensor.dtype),
-            shape=tuple(tensor.shape),
-            stype=_STYPE,
-        )
+        dtype, shape = _dtype_name(tensor.dtype), tuple(tensor.shape)
+        self.__dict__.update(tensor=tensor, dtype=dtype, shape=shape, stype=_STYPE)
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return the header of an ``.npy`` file and the memory of the tensor."""
@@ -292,11 +265,6 @@ class TensorArray(LazyArray):
 
 # Flower writes the name of the class into what it sends and looks it up on arrival.
 TensorArray.__name__ = TensorArray.__qualname__ = Array.__qualname__
-
-
-def pack(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Return tensors as arrays; bfloat16 travels as float32."""
-    return {name: TensorArray(tensor) for name, tensor in tensors.items()}
 
 
 def to_tensor(array: Array) -> Tensor:
@@ -315,20 +283,16 @@ def to_tensor(array: Array) -> Tensor:
             if readonly or address % _ALIGNMENT:
                 flat = flat.copy()
             return torch.from_numpy(flat.reshape(shape))
-        found = _read_npy(array.data)
-        if (array.stype, found.shape, found.dtype.name) != (_STYPE, shape, array.dtype):
-            told = f"its bytes are of type {found.dtype} and shape {found.shape}"
+        found = from_npy(array.data)
+        same = found.shape == shape and _dtype_name(found.dtype) == array.dtype
+        if not same or array.stype != _STYPE:
+            told = f"its bytes are {found.dtype} of shape {tuple(found.shape)}"
             raise ValueError(told)
-        return torch.from_numpy(found)
+        return found
     except Exception as error:  # numpy raises many types on bad bytes
         raise ConfigError(
             f"an array of type {array.dtype} and shape {shape} cannot be read: {error}"
         ) from error
-
-
-def from_npy(data: bytes) -> Tensor:
-    """Return the tensor of the bytes of a :class:`TensorArray`, or raise ValueError."""
-    return torch.from_numpy(_read_npy(data))
 
 
 def to_floats(array: Array) -> Tensor:
@@ -339,12 +303,12 @@ def to_floats(array: Array) -> Tensor:
     return tensor
 
 
-def _read_npy(data: bytes) -> NDArray[Any]:
-    """Return a copy of the array of an ``.npy`` file."""
+def from_npy(data: bytes) -> Tensor:
+    """Return a copy of the array of an ``.npy`` file, or raise an error."""
     size = 10 + int.from_bytes(data[8:10], "little")
     shape, fortran, dtype = _read_header(data[:size])
     flat = np.frombuffer(data, dtype, offset=size)
-    return flat.reshape(shape, order="F" if fortran else "C").copy()
+    return torch.from_numpy(flat.reshape(shape, order="F" if fortran else "C").copy())
 
 
 @lru_cache
@@ -363,11 +327,9 @@ def _item_size(dtype: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    buffer = BytesIO()
-    descr = npy.dtype_to_descr(np.dtype(dtype))
-    npy.write_array_header_1_0(
-        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
-    )
+    buffer, descr = BytesIO(), npy.dtype_to_descr(np.dtype(dtype))
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(buffer, header)
     return buffer.getvalue()
 
 

@@ -1,8 +1,4 @@
-"""Parties that live in this process, their last replies, and how both are restored.
-
-On Flower's stateless runtimes a party is kept in ``context.state`` after every message,
-elsewhere in memory (`flower_vfl.protocol.residence`).
-"""
+"""Parties that live in this process, their last replies, and how both are restored."""
 
 import secrets
 import threading
@@ -14,7 +10,6 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.alignment.handshake import Handshake, SavedAlignment
-from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
 from flower_vfl.errors import ConfigError, PartyRestartedError, check_name
 from flower_vfl.parties.base import Party
 from flower_vfl.parties.checkpoints import from_bytes, open_store, to_bytes
@@ -24,38 +19,32 @@ from flower_vfl.parties.policies import NodePolicy
 
 from .config import Greeting, Role, TrainingConfig
 from .messages import Content, Verb
-from .residence import RESIDENT as RESIDENT
-from .sealing import Seals, new_seals
+from .sealing import Seals
 
-_STATE = "flower_vfl.state"
-_CONFIG = "flower_vfl.config"
-_REPLY = "flower_vfl.reply."
-_HANDSHAKE = "flower_vfl.alignment.handshake"
-_SEALS = "flower_vfl.seals"
+_STATE, _CONFIG, _SEALS = "flower_vfl.state", "flower_vfl.config", "flower_vfl.seals"
+_REPLY, _HANDSHAKE = "flower_vfl.reply.", "flower_vfl.alignment.handshake"
 
 
 def node_role(context: Context) -> Role:
     """Return the role of a node."""
-    node, role = f"node {context.node_id}", context.node_config.get("role")
-    if role is None:
-        if "partition-id" not in context.node_config:
-            raise ConfigError(
-                f"{node} has no role; start its SuperNode with --node-config "
-                "'role=\"label\"' or 'role=\"passive\"'"
-            )
-        return "label" if int(context.node_config["partition-id"]) == 0 else "passive"
-    check_name("role", str(role), ("label", "passive"))
-    return cast(Role, role)
+    config = context.node_config
+    if "role" not in config and "partition-id" in config:
+        return "label" if int(config["partition-id"]) == 0 else "passive"
+    if config.get("role") is None:
+        raise ConfigError(
+            f"node {context.node_id} has no role; start its SuperNode with "
+            "--node-config 'role=\"label\"' or 'role=\"passive\"'"
+        )
+    check_name("role", str(config["role"]), ("label", "passive"))
+    return cast(Role, config["role"])
 
 
 def node_name(context: Context) -> str:
     """Return the name of a node's party."""
-    name = context.node_config.get("name")
-    if name is not None:
+    if (name := context.node_config.get("name")) is not None:
         return str(name)
-    if node_role(context) == "label":
-        return "label"
-    return f"passive-{context.node_config.get('partition-id', context.node_id)}"
+    number = context.node_config.get("partition-id", context.node_id)
+    return "label" if node_role(context) == "label" else f"passive-{number}"
 
 
 def safe_name(context: Context) -> str:
@@ -96,32 +85,15 @@ class Session:
     def own_settings(self, context: Context) -> AlignmentSettings:
         """Return the node's settings of an alignment or a key exchange."""
         own, party = self.settings(context), self.party
-        if isinstance(party, LabelParty) and party.trust_server:
-            return replace(own, trust_server=True)
-        return own
+        trusts = isinstance(party, LabelParty) and party.trust_server
+        return replace(own, trust_server=True) if trusts else own
 
-    def begin_exchange(
-        self, content: Content, config: TrainingConfig, context: Context
-    ) -> tuple[Seals | None, Content]:
-        """Return the seals of a sealed run and a reply with the party's public keys."""
-        if not config.sealed:
-            return None, Content()
-        party, label = self.party, content.text("label")
-        seals = new_seals(party.name, party.role, label, config, self.aligned)
-        return seals, Content(pack_hellos([seals.hello(self.own_settings(context))]))
-
-    def exchange_keys(self, content: Content, context: Context) -> Content:
-        """Derive the keys of sealed training from the public keys of the other side."""
-        if self.seals is None:
-            raise ConfigError("this run is not sealed; configure it as one first")
-        self.seals.exchange_keys(unpack_hellos(content), self.own_settings(context))
-        return Content()
-
-    def open_handshake(self, own: Callable[[], AlignmentSettings]) -> Handshake | None:
+    def open_handshake(self, context: Context) -> Handshake | None:
         """Return the handshake that is going on, if any."""
         if self.saved_handshake:
             saved, party = self.saved_handshake, self.party
-            self.handshake = Handshake.restore(saved, party.name, own(), party.ids)
+            own = self.own_settings(context)
+            self.handshake = Handshake.restore(saved, party.name, own, party.ids)
             self.saved_handshake = b""
         return self.handshake
 
@@ -140,7 +112,8 @@ class Session:
             self.aligned = kept.fingerprint
 
 
-sessions: dict[tuple[int, int], Session] = {}
+Maker = Callable[[Context, Greeting], Session]
+sessions: dict[tuple[int, int], Session] = {}  # by run and node
 
 
 def forget(run_id: int) -> None:
@@ -149,18 +122,7 @@ def forget(run_id: int) -> None:
         sessions.pop(key, None)
 
 
-def party_of(run_id: int, node_id: int) -> Party | None:
-    """Return a party that lives in this process, or None."""
-    session = sessions.get((run_id, node_id))
-    return None if session is None else session.party
-
-
-def enter(
-    context: Context,
-    verb: Verb,
-    content: Content,
-    make: Callable[[Context, Greeting], Session],
-) -> Session:
+def enter(context: Context, verb: Verb, content: Content, make: Maker) -> Session:
     """Return the party of this node, from memory or from its Flower state."""
     key = (context.run_id, context.node_id)
     session = sessions.get(key)
@@ -174,8 +136,8 @@ def enter(
             remedy = "Its process may have been restarted: start the run again"
             raise PartyRestartedError(safe_name(context), problem, remedy)
         if session is None:
-            greeting = Greeting.from_record(content.config)
-            sessions[key] = session = make(context, greeting)
+            session = make(context, Greeting.from_record(content.config))
+            sessions[key] = session
         return session
     if session is None:
         sessions[key] = session = make(context, Greeting.from_record(saved))
@@ -186,41 +148,46 @@ def enter(
 
 def save(session: Session, context: Context) -> None:
     """Keep a party in its node's Flower state, for runtimes that keep no process."""
-    configured = session.config is not None
+    party, config = session.party, session.config
     session.stamp = secrets.token_hex(8)
-    context.state[_STATE] = ConfigRecord(
-        {
-            "stamp": session.stamp,
-            "turn": session.turn,
-            **asdict(session.greeting),
-            "restores": session.restores,
-            "threads": session.threads,
-            "aligned": session.aligned,
-            "state": to_bytes(session.party.state_dict()) if configured else b"",
-        }
-    )
-    context.state.pop(_CONFIG, None)
-    if session.config is not None:
-        context.state[_CONFIG] = ConfigRecord(cast(Any, session.config.to_record()))
-    context.state.pop(_HANDSHAKE, None)
+    kept: dict[str, Any] = {
+        _STATE: ConfigRecord(
+            {
+                "stamp": session.stamp,
+                "turn": session.turn,
+                **asdict(session.greeting),
+                "restores": session.restores,
+                "threads": session.threads,
+                "aligned": session.aligned,
+                "state": b"" if config is None else to_bytes(party.state_dict()),
+            }
+        )
+    }
+    if config is not None:
+        kept[_CONFIG] = ConfigRecord(cast(Any, config.to_record()))
     if session.handshake is not None:
-        secret = ConfigRecord({"state": session.handshake.save()})
-        context.state[_HANDSHAKE] = secret
+        kept[_HANDSHAKE] = ConfigRecord({"state": session.handshake.save()})
         session.handshake = None  # this process may never hear of its end
-    context.state.pop(_SEALS, None)
     if session.seals is not None:
-        context.state[_SEALS] = ConfigRecord({"state": to_bytes(vars(session.seals))})
-    for key in [key for key in context.state if key.startswith(_REPLY)]:
-        del context.state[key]
+        kept[_SEALS] = ConfigRecord({"state": to_bytes(vars(session.seals))})
     for turn, reply in session.replies.items():
-        for key, record in reply.items():
-            context.state[f"{_REPLY}{turn}.{key}"] = record
+        kept |= {f"{_REPLY}{turn}.{key}": record for key, record in reply.items()}
+    ours = _STATE, _CONFIG, _HANDSHAKE, _SEALS, _REPLY
+    for key in [key for key in context.state if key.startswith(ours)]:
+        del context.state[key]
+    context.state.update(kept)
 
 
 def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     """Bring a party to where its node's Flower state says it is."""
     _find_handshake(session, context)
-    _load_alignment(session, context, cast(str, saved["aligned"]))
+    if (aligned := saved["aligned"]) != session.aligned:
+        kept = SavedAlignment.load(open_store(context, session.party.name))
+        if kept is None or kept.fingerprint != aligned:
+            problem = "has lost the alignment of this run"
+            remedy = "Two runs may share its state-dir: start again without resume"
+            raise PartyRestartedError(session.party.name, problem, remedy)
+        session.place(kept)
     if session.config is None:
         session.party.describe(b"")  # prepares the labels
     if _CONFIG in context.state:
@@ -244,15 +211,3 @@ def _find_handshake(session: Session, context: Context) -> None:
     """Take over the handshake in a node's Flower state, if there is one."""
     record = cast(ConfigRecord | None, context.state.get(_HANDSHAKE))
     session.saved_handshake = cast(bytes, record["state"]) if record else b""
-
-
-def _load_alignment(session: Session, context: Context, aligned: str) -> None:
-    """Bring a party to the aligned rows that it was on."""
-    if aligned == session.aligned:
-        return
-    kept = SavedAlignment.load(open_store(context, session.party.name))
-    if kept is None or kept.fingerprint != aligned:
-        problem = "has lost the alignment of this run"
-        remedy = "Two runs may share its state-dir: start again without resume"
-        raise PartyRestartedError(session.party.name, problem, remedy)
-    session.place(kept)

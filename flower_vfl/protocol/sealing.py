@@ -1,11 +1,8 @@
 """Sealed training: embeddings and gradients that the server relays and cannot read.
 
-docs/threat-model.md ("Sealed training") describes the key exchange, that of the
-alignment (`flower_vfl.alignment.channel`), and what is authenticated. An answer (a
-gradient, or predictions) is bound to the one embedding that it answers, so a tensor
-that was changed, repeated, re-ordered or exchanged for another party's is refused. A
-gradient that a defense withholds is an empty answer: one that the server leaves out is
-missed.
+docs/threat-model.md ("Sealed training") describes the key exchange and what is
+authenticated. An answer (a gradient, or predictions) is bound to the one embedding that
+it answers. A gradient that a defense withholds is an empty answer.
 """
 
 import json
@@ -43,15 +40,11 @@ _REMEDY = (
 
 @dataclass
 class Seals:
-    """What a party keeps of one session of sealed training; it never leaves the node.
-
-    `peers` are the parties that it shares keys with: the label party, or, at the label
-    party, all passive parties.
-    """
+    """What a party keeps of one session of sealed training, at its node only."""
 
     name: str
     label: str
-    peers: list[str]
+    peers: list[str]  # at the label party all passive parties, elsewhere the label
     agreed: bytes
     exchange: dict[str, Any] = field(default_factory=dict)  # while keys are exchanged
     keys: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -92,32 +85,24 @@ class Seals:
         self.step = 0
         self.open_questions.clear()
 
-    def embedding(
-        self, tensor: Tensor, use: str, step: int, epoch: int = 0, index: int = 0
-    ) -> Array:
+    def embedding(self, tensor: Tensor, use: str, step: int, *at: int) -> Array:
         """Return an embedding that only the label party can read."""
         if use == TRAINING:
             if step <= self.step:
                 problem = "was asked twice for the embedding of one batch"
                 raise PartyError(self.name, problem, _REMEDY, step)
             self.step = step
-        bound = self._bound("embedding", use, step, epoch, index)
+        bound = self._bound("embedding", use, b"", step, *at)
         array = self._encrypt(self.label, tensor, bound, step)
         self.open_questions[_question(self.label, use, step)] = _mark(array)
         return array
 
     def embeddings(
-        self,
-        arrays: Mapping[str, Array],
-        use: str,
-        step: int,
-        epoch: int = 0,
-        index: int = 0,
+        self, arrays: Mapping[str, Array], use: str, step: int, *at: int
     ) -> dict[str, Tensor]:
         """Return the embeddings that the passive parties have encrypted."""
-        bound = self._bound("embedding", use, step, epoch, index)
-        found = {}
-        what = f"its {use} embedding"
+        bound = self._bound("embedding", use, b"", step, *at)
+        found, what = {}, f"its {use} embedding"
         for name, array in arrays.items():
             found[name] = self._decrypt(name, array, bound, what, step)
             self.open_questions[_question(name, use, step)] = _mark(array)
@@ -127,14 +112,12 @@ class Seals:
         self, tensors: Mapping[str, Tensor], use: str, step: int
     ) -> dict[str, Array]:
         """Return an answer to every passive party, also to those without a tensor."""
-        return {
-            name: self.answer(name, tensors.get(name), use, step) for name in self.peers
-        }
+        return {n: self.answer(n, tensors.get(n), use, step) for n in self.peers}
 
     def answer(self, party: str, tensor: Tensor | None, use: str, step: int) -> Array:
         """Return an answer to an embedding of a party; None is withheld."""
         asked = self.open_questions.pop(_question(party, use, step), b"")
-        bound = self._bound("answer", use, step, asked=asked)
+        bound = self._bound("answer", use, asked, step)
         return self._encrypt(party, torch.empty(0) if tensor is None else tensor, bound)
 
     def answered(self, array: Array | None, use: str, step: int) -> Tensor | None:
@@ -144,22 +127,15 @@ class Seals:
             sent = "no answer" if array is None else "a second answer"
             problem = f"has sent {sent} to the {use} embedding of '{self.name}'"
             raise PartyError(self.label, problem, _REMEDY, step)
-        bound = self._bound("answer", use, step, asked=asked)
+        bound = self._bound("answer", use, asked, step)
         what = f"its answer to the {use} embedding of '{self.name}'"
         found = self._decrypt(self.label, array, bound, what, step)
         return found if found.numel() else None
 
-    def _bound(
-        self,
-        kind: str,
-        use: str,
-        step: int,
-        epoch: int = 0,
-        index: int = 0,
-        asked: bytes = b"",
-    ) -> bytes:
+    def _bound(self, kind: str, use: str, asked: bytes, *at: int) -> bytes:
         """Return what is authenticated along with a tensor."""
-        numbers = struct.pack(">4q", self.restores, step, epoch, index)
+        missing = [0] * (3 - len(at))  # of step, epoch and index
+        numbers = struct.pack(">4q", self.restores, *at, *missing)
         return framed(kind.encode(), use.encode(), numbers, asked)
 
     def _cipher(self, sender: str, receiver: str, step: int | None) -> AESGCM:
@@ -191,13 +167,9 @@ class Seals:
         try:
             return from_npy(cipher.decrypt(data[:_NONCE], data[_NONCE:], bound))
         except (InvalidTag, ValueError, TypeError):
-            raise PartyError(
-                sender,
-                f"{what} was altered, repeated or swapped on its way to "
-                f"'{self.name}', or encrypted with other keys or settings",
-                _REMEDY,
-                step or None,
-            ) from None
+            problem = f"{what} was altered, repeated or swapped on its way to "
+            problem += f"'{self.name}', or encrypted with other keys or settings"
+            raise PartyError(sender, problem, _REMEDY, step or None) from None
 
 
 def _whole(array: Array) -> Buffer:
@@ -235,11 +207,9 @@ def new_seals(
         problem = f"is a {role} party but was told that '{label}' is the label party"
         raise PartyError(name, problem, "Check the server: it confuses the roles")
     if config.defended == "strategy":
-        raise PartyError(
-            name,
-            "cannot encrypt gradients that a defense at the strategy has to change",
-            'Have the label party apply the defense: Defense(..., at="label")',
-        )
+        problem = "cannot encrypt gradients for a defense at the strategy"
+        remedy = 'Have the label party apply the defense: Defense(..., at="label")'
+        raise PartyError(name, problem, remedy)
     settings = json.dumps(config.common().to_record(), sort_keys=True)
     agreed = framed(label.encode(), settings.encode(), aligned.encode())
     peers = list(config.parties) if role == "label" else [label]

@@ -2,9 +2,8 @@
 
 Sun et al., FLORIST, appendix D. https://arxiv.org/abs/2106.05508
 
-docs/alignment.md ("Predictions for a passive party") says which rows can be asked about
-and what that tells. A batch that hides a row is derived from the run's seed: the same
-row is always in the same batch, so that asking again tells nothing new.
+docs/alignment.md ("Predictions for a passive party") says what that tells. The same row
+is always hidden in the same batch, so that asking again tells nothing new.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.passive import PassiveParty
 from flower_vfl.randomness import generator
 
-from .messages import Content, pack
+from .messages import Content, TensorArray
 from .replay import Session
 from .sealing import serving_use
 
@@ -69,7 +68,7 @@ def _packed(session: Session, embedding: Tensor, number: int, size: int) -> Cont
     """Return the embedding of a passive party, encrypted in a sealed run."""
     party = session.party
     if session.seals is None:
-        return Content(arrays=pack({party.name: embedding}))
+        return Content(arrays={party.name: TensorArray(embedding)})
     at = serving_use(number, size), party.step
     return Content(arrays={party.name: session.seals.embedding(embedding, *at)})
 
@@ -116,7 +115,7 @@ def _predict(session: Session, content: Content) -> Content:
     found = party.predict_rows(rows, ("serving", number), embeddings)
     found = session.policy.predictions(party.name, found)
     if seals is None:
-        return Content(arrays=pack({"predictions": found}))
+        return Content(arrays={"predictions": TensorArray(found)})
     answer = seals.answer(content.text("party"), found, *at)
     return Content(arrays={"predictions": answer})
 
@@ -124,7 +123,14 @@ def _predict(session: Session, content: Content) -> Content:
 def _tell(session: Session, content: Content) -> Content:
     """Take the answers; of a batch only those that were asked for."""
     asking, size = _passive(session.party), content.number("hide")
-    found = _predictions(session, content, size)
+    found: dict[str, Tensor] = {}
+    if session.seals is None:
+        found = content.tensors()
+    else:
+        for name, array in content.arrays.items():
+            use = serving_use(int(name) if size else 0, size)
+            answer = session.seals.answered(array, use, asking.step)
+            found[name] = torch.empty(0) if answer is None else answer
     own = torch.as_tensor(asking.questions, dtype=torch.int64)
     if not size:
         asking.answers = found.get("predictions", torch.empty(0))
@@ -133,17 +139,6 @@ def _tell(session: Session, content: Content) -> Content:
     rows = [found[str(number)][place] for number, place in where]
     asking.answers = torch.stack(rows) if rows else torch.empty(0)
     return Content()
-
-
-def _predictions(session: Session, content: Content, size: int) -> dict[str, Tensor]:
-    if session.seals is None:
-        return content.tensors()
-    found = {}
-    for name, array in content.arrays.items():
-        use = serving_use(int(name) if size else 0, size)
-        predictions = session.seals.answered(array, use, session.party.step)
-        found[name] = torch.empty(0) if predictions is None else predictions
-    return found
 
 
 def _passive(party: Party) -> PassiveParty:

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from vertical_cases import make_label, make_passive, rich_app
 
 from flower_vfl import ConfigError, InProcessGrid, PassiveParty, vertical_client_app
-from flower_vfl.protocol.replay import party_of
+from flower_vfl.protocol.replay import sessions
 from flower_vfl.strategies import VerticalStrategy
 
 
@@ -63,10 +63,10 @@ def test_a_grid_that_is_dropped_frees_its_parties() -> None:
     grid = InProcessGrid(rich_app(), 3)
     run_id = grid.run.run_id
     VerticalStrategy(batch_size=16).connect(grid)
-    assert party_of(run_id, 1) is not None
+    assert (run_id, 1) in sessions
     del grid
     gc.collect()
-    assert party_of(run_id, 1) is None
+    assert (run_id, 1) not in sessions
 
 
 def test_data_is_loaded_once_per_node() -> None:

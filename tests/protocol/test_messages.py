@@ -18,7 +18,6 @@ from flower_vfl.protocol.messages import (
     TensorArray,
     Verb,
     error_content,
-    pack,
     raise_error,
     read,
     reply_to,
@@ -44,7 +43,10 @@ def test_content_survives_the_wire(grid: InProcessGrid) -> None:
             "names": ["a", "b"],
             "sizes": [1, 2],
         },
-        arrays=pack({"a": torch.randn(2, 3), "b": torch.zeros(0, 3)}),
+        arrays={
+            "a": TensorArray(torch.randn(2, 3)),
+            "b": TensorArray(torch.zeros(0, 3)),
+        },
         metrics={"loss": 0.1, "rows": 16.0},
         labels=TensorArray(torch.tensor([1.0, 0.0])),
         measured=[Measurement("leak", 0.7, 3, "a", "norm"), Measurement("x", 1.0)],
@@ -67,7 +69,7 @@ def test_content_survives_the_wire(grid: InProcessGrid) -> None:
 
 def test_messages_are_as_flower_makes_them(grid: InProcessGrid) -> None:
     """They are made without Flower's checks; no field may be forgotten or wrong."""
-    content = Content({"tag": "a"}, pack({"a": torch.ones(2)}), step=3)
+    content = Content({"tag": "a"}, {"a": TensorArray(torch.ones(2))}, step=3)
     sent = request(Verb.FORWARD, 2, 7, content)
     theirs = Message(sent.content, 2, Verb.FORWARD.value, group_id="7")
     assert sent.metadata.delivered_at == ""
@@ -92,7 +94,7 @@ def test_messages_are_as_flower_makes_them(grid: InProcessGrid) -> None:
         Content(),
         Content(step=1),
         Content(gradient_step=1),
-        Content(arrays=pack({"a": torch.ones(1)})),
+        Content(arrays={"a": TensorArray(torch.ones(1))}),
         Content(metrics={"loss": 2.0}),
     ],
     ids=["nothing", "step", "gradient step", "arrays", "metrics"],
@@ -133,7 +135,7 @@ FIVE = [0, 0, 0, 0, 0]
 def test_malformed_records_are_refused(
     records: dict[str, Any], grid: InProcessGrid
 ) -> None:
-    with pytest.raises(ConfigError, match=r"a message of type 'query\.x'"):
+    with pytest.raises(ConfigError, match=r"message 'query\.x'"):
         read(Message(RecordDict(records), 1, "query.x"))
 
 
@@ -163,7 +165,8 @@ def test_arrays_that_are_not_what_they_say(
 
 
 def test_whole_numbers_are_no_embedding() -> None:
-    content = Content(arrays=pack({"bank": torch.ones(2, 3, dtype=torch.int64)}))
+    whole = TensorArray(torch.ones(2, 3, dtype=torch.int64))
+    content = Content(arrays={"bank": whole})
     with pytest.raises(PartyError, match=r"party 'bank': .*torch.int64 came"):
         content.tensors()
 

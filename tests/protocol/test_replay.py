@@ -22,7 +22,7 @@ from flower_vfl.protocol.messages import (
     read,
     request,
 )
-from flower_vfl.protocol.replay import RESIDENT
+from flower_vfl.protocol.residence import RESIDENT
 from flower_vfl.strategies import VerticalStrategy
 
 HELLO: dict[str, Any] = {

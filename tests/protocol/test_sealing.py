@@ -230,7 +230,7 @@ def pickled() -> bytes:
 def test_a_party_that_encrypts_nonsense_is_named(content: bytes) -> None:
     sides = parties()
     key, nonce = sides["passive-1"].keys["passive-1", "label"], os.urandom(12)
-    bound = sides["passive-1"]._bound("embedding", *AT)
+    bound = sides["passive-1"]._bound("embedding", AT[0], b"", *AT[1:])
     data = nonce + AESGCM(key).encrypt(nonce, content, bound)
     array = Array("uint8", (len(data),), "flower_vfl.sealed", data)
     with pytest.raises(PartyError) as caught:

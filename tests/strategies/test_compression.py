@@ -46,7 +46,7 @@ from flower_vfl import (
     resident,
 )
 from flower_vfl.grids.resident import ResidentGrid
-from flower_vfl.protocol.codecs import Int8, TopK
+from flower_vfl.protocol.codecs import Integers, TopK
 from flower_vfl.protocol.messages import GRADIENT, TensorArray, Verb, read, to_tensor
 from flower_vfl.strategies import Checkpoints, Compression, Defense, build_defense
 from flower_vfl.transform import AUC_BOUND
@@ -166,7 +166,7 @@ def test_raw_gradients_reach_the_strategy_and_defenses_see_decoded_embeddings() 
     sent, raw = of_step[0].arrays["passive-1"], of_step[1].arrays["passive-1"]
     assert (sent.dtype, sent.shape[1]) == ("uint8", 4 + WIDTH)
     assert (raw.dtype, raw.shape[1]) == ("float32", WIDTH)
-    assert torch.equal(spy.seen[0], Int8().decode(to_tensor(sent), WIDTH))
+    assert torch.equal(spy.seen[0], Integers(8).decode(to_tensor(sent), WIDTH))
     forward = [
         c for kind, c in grid.contents if kind == Verb.FORWARD and c.gradient_step
     ]

@@ -22,13 +22,14 @@ from hostile_cases import CutGrid, train
 from vertical_cases import assert_equal
 
 from flower_vfl.errors import VerticalError
-from flower_vfl.grids.resident import app as resident_app
-from flower_vfl.grids.resident.authentication import (
-    Authentication,
-    RefusedError,
+from flower_vfl.grids.resident import session as resident_session
+from flower_vfl.grids.resident.authentication import Authentication, RefusedError
+from flower_vfl.grids.resident.event_loop import (
+    SendQueue,
+    event_loop,
+    flush,
     read_frames,
 )
-from flower_vfl.grids.resident.event_loop import SendQueue, event_loop, flush
 from flower_vfl.grids.resident.local_socket import LocalConnection
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import METHOD
@@ -39,9 +40,10 @@ from flower_vfl.grids.resident.wire import (
     FrameHead,
     WireError,
     encode,
+    read_frame_head,
     split_frame,
 )
-from flower_vfl.protocol.messages import Content, pack
+from flower_vfl.protocol.messages import Content, TensorArray
 
 _PARTIES: Final = 3
 _TOGETHER: Final = 8  # strangers at the same time
@@ -121,7 +123,7 @@ async def _stream(
                     await call.write(mutator.bytes(hello))
                 nonce = await call.read()
                 node.server_nonce = bytes(nonce or b"")[1:]
-                proof = split_frame([node.node_proof(secrets.token_bytes(32))])[0]
+                proof = split_frame([node.proof(secrets.token_bytes(32), b"node")])[0]
                 await call.write(mutator.bytes(proof) if which else proof)
                 if await call.read() is not grpc.aio.EOF:
                     found.fail("a stranger was admitted")
@@ -162,7 +164,7 @@ def trainings(mutator: Mutator, count: int) -> Findings:
     """Train with one mutated reply of one node each: equal weights or an error."""
     found = Findings()
     _FuzzedSession.mutator, _FuzzedSession.node_id = mutator, 0
-    with patch.object(resident_app, "NodeSession", _FuzzedSession):
+    with patch.object(resident_session, "NodeSession", _FuzzedSession):
         expected = train(CutGrid(_PARTIES, 1 << 30), epochs=1)
         handled = dict(_FuzzedSession.handled_by)
         for number in range(count):
@@ -267,7 +269,7 @@ def replies(mutator: Mutator, count: int) -> Findings:
 def _content(number: int) -> RecordDict:
     content = Content({"name": "passive-1", "step": number}, metrics={"loss": 0.5})
     if number % 2:
-        content.arrays = pack({"passive-1": torch.zeros(4, 3)})
+        content.arrays = {"passive-1": TensorArray(torch.zeros(4, 3))}
     return content.records()
 
 
@@ -279,7 +281,7 @@ def requests(mutator: Mutator, count: int) -> Findings:
     found = Findings()
     _Recorder.sessions, _Recorder.requests = [], []
     grid = CutGrid(_PARTIES, 1 << 30)
-    with patch.object(resident_app, "NodeSession", _Recorder):
+    with patch.object(resident_session, "NodeSession", _Recorder):
         train(grid, epochs=1)
     recorded = list(_Recorder.requests)
 
@@ -297,7 +299,7 @@ def requests(mutator: Mutator, count: int) -> Findings:
         try:
             asyncio.run_coroutine_threadsafe(work, event_loop()).result(10)
             for frame in frames:
-                session.answer(frame)
+                session._answer(*read_frame_head(frame), None)
             found.ended["answered" if frames else "ignored"] += 1
         except WireError:
             found.ended["refused"] += 1

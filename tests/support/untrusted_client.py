@@ -54,7 +54,7 @@ class UntrustedClient:
         node = Authentication(run_id, node_id)
         self.send(node.hello())
         node.server_nonce = self.receive()
-        self.send(node.node_proof(token))
+        self.send(node.proof(token, b"node"))
 
     def close(self) -> None:
         self.sent.put(None)

@@ -6,8 +6,8 @@ node opens: of gRPC, or on one machine over a Unix socket. Nothing in this packa
 depends on the content of the messages.
 """
 
-from .app import resident
 from .grid import ResidentGrid
+from .session import resident
 from .settings import Limits, SessionError
 
 __all__ = ["Limits", "ResidentGrid", "SessionError", "resident"]

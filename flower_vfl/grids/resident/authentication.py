@@ -1,32 +1,19 @@
 """Mutual authentication of a node and the server with a shared token.
 
-The token reaches the node inside a Flower message and is never sent on the stream:
-
-1. node → server: run id, node id and a nonce (`hello`);
-2. server → node: another nonce;
-3. node → server: HMAC-SHA256 under the token of both nonces, run and node;
-4. server → node: the same HMAC with the server's label, so that the node knows that
-   the server issued the token.
-
-A recorded handshake cannot be replayed, because the server draws a new nonce each time.
+The token reaches the node inside a Flower message and is never sent on the stream. Each
+end draws a nonce and proves with an HMAC of both nonces, run and node that it has the
+token, so a recorded handshake cannot be replayed (docs/resident.md).
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
-import grpc
+from .wire import WireError
 
-from .wire import Assembler, WireError
-
-T = TypeVar("T")
-
-MAX_FRAME: Final = 256  # bytes that a peer may send before it is authenticated
 _MAGIC: Final = b"flower-vfl/1"
 _HELLO: Final = struct.Struct(f"<{len(_MAGIC)}sQQ32s")
 _UINT64: Final = (1 << 64) - 1
@@ -66,22 +53,15 @@ class Authentication:
         _, run_id, node_id, nonce = _HELLO.unpack(frame)
         return cls(run_id, node_id, nonce)
 
-    def node_proof(self, token: bytes) -> bytes:
-        """Return the HMAC with which the node proves that it has the token."""
-        return self._hmac(token, b"node")
-
-    def server_proof(self, token: bytes) -> bytes:
-        """Return the HMAC with which the server proves that it has the token."""
-        return self._hmac(token, b"server")
+    def proof(self, token: bytes, sender: bytes) -> bytes:
+        """Return the HMAC by which ``b"node"`` or ``b"server"`` proves its token."""
+        transcript = self.hello() + self.server_nonce + sender
+        return hmac.digest(token, transcript, "sha256")
 
     def check_server(self, token: bytes, proof: bytes | memoryview) -> None:
         """Raise an error if the server does not know the token."""
-        if not hmac.compare_digest(self.server_proof(token), bytes(proof)):
+        if not hmac.compare_digest(self.proof(token, b"server"), bytes(proof)):
             raise RefusedError("the server did not issue the token of this node")
-
-    def _hmac(self, token: bytes, label: bytes) -> bytes:
-        transcript = self.hello() + self.server_nonce + label
-        return hmac.new(token, transcript, hashlib.sha256).digest()
 
 
 class TokenRegistry:
@@ -104,46 +84,11 @@ class TokenRegistry:
         """Return the token of a node if its proof is correct."""
         token = self._tokens.get((peer.run_id, peer.node_id))
         # An unknown node takes as long as a known one.
-        expected = peer.node_proof(token or secrets.token_bytes(32))
+        expected = peer.proof(token or secrets.token_bytes(32), b"node")
         correct = hmac.compare_digest(expected, bytes(proof))
+        node = f"node {peer.node_id} of run {peer.run_id}"
         if token is None:
-            raise RefusedError(
-                f"node {peer.node_id} of run {peer.run_id} has no valid token"
-            )
+            raise RefusedError(f"{node} has no valid token")
         if not correct:
-            raise RefusedError(f"wrong proof for node {peer.node_id}")
+            raise RefusedError(f"wrong proof for {node}")
         return token
-
-
-class Stream(Protocol):
-    """What both ends use of a stream: of gRPC, or over a Unix socket."""
-
-    async def read(self) -> Any:
-        """Return the next chunk."""
-
-    async def write(self, chunk: bytes, /) -> Any:
-        """Send a chunk."""
-
-
-async def read_frame(stream: Stream) -> memoryview:
-    """Read a frame of a peer that is not authenticated yet."""
-    chunk = await stream.read()
-    if chunk is grpc.aio.EOF:
-        raise ConnectionError("the stream ended during authentication")
-    frame = Assembler(MAX_FRAME).feed(chunk)
-    if frame is None:
-        raise WireError("malformed frame")
-    return frame
-
-
-async def read_frames(
-    stream: Stream, limit: int, on_frame: Callable[[memoryview], T | None]
-) -> T | None:
-    """Read the frames of a gRPC stream to its end, or until one has a result."""
-    assembler = Assembler(limit)
-    while (chunk := await stream.read()) is not grpc.aio.EOF:
-        frame = assembler.feed(chunk)
-        result = None if frame is None else on_frame(frame)
-        if result is not None:
-            return result
-    return None

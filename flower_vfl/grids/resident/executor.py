@@ -44,9 +44,7 @@ class SocketReader:
         self.busy = False
 
     def attach(
-        self,
-        connection: LocalConnection,
-        on_frame: Callable[[memoryview], str | None],
+        self, connection: LocalConnection, on_frame: Callable[[memoryview], str | None]
     ) -> Future[str | None]:
         """Receive frames until one has a result, or until the connection ends."""
         ended: Future[str | None] = Future()
@@ -74,10 +72,7 @@ class SocketReader:
 
 
 class ReadingCondition(threading.Condition):
-    """A condition for which one of the threads that wait reads the sockets.
-
-    So a reply needs no other thread on its way to the thread that waits for it.
-    """
+    """A condition for which one of the waiting threads reads the sockets itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,9 +109,8 @@ class ReadingCondition(threading.Condition):
 class Executor(SocketReader):
     """Answers the requests of sessions, one at a time, in the thread that runs it.
 
-    All sessions of a Ray actor share one. Flower promises an app that an actor handles
-    one message at a time, and torch then starts its threads once. Requests over a Unix
-    socket are read in this thread as well; those of gRPC are queued.
+    All sessions of a Ray actor share one, as Flower promises an app one message at a
+    time. Requests over a Unix socket are read in this thread; those of gRPC are queued.
     """
 
     def __init__(self) -> None:
@@ -126,16 +120,12 @@ class Executor(SocketReader):
         self._running = False
 
     def submit(self, work: Callable[[], None] | None) -> None:
-        """Queue a call."""
+        """Queue a call; None makes `run` return."""
         self._queue.put(work)
         self.wake()
 
-    def shutdown(self) -> None:
-        """Make `run` return once the queue is empty."""
-        self.submit(None)
-
     def run(self) -> None:
-        """Answer requests until `shutdown` is called."""
+        """Answer requests until the queue has a None."""
         self._running = True
         while self._running:
             self.poll()

@@ -23,21 +23,18 @@ from .settings import Endpoint, Limits, Pem, SessionError, SessionOffer
 from .stream_server import StreamServer
 
 _OPEN_TTL: Final = 30 * 24 * 3600.0
-# Seconds between two polls for plain replies while sessions open and close.
-_FAST_POLL: Final = 0.05
-_SLOW_POLL: Final = 1.0
+_FAST_POLL, _SLOW_POLL = 0.05, 1.0  # seconds between two polls for plain replies
 _OFFLINE: Final = "its SuperNode is offline (a killed one may rejoin after a minute)"
 
 
 class ResidentGrid(WrappedGrid):
     """Carry Flower messages over one stream per node.
 
-    Messages and replies are the same as on the wrapped grid. Nodes connect over gRPC;
-    those on the same machine over a Unix socket, if the grid listens on loopback
-    without a certificate and nothing else is advertised. A node joins with the
+    Messages and replies are the same as on the wrapped grid. A node joins with the
     first message to it, or with `open`: one ordinary Flower message gives it an
-    address, a certificate and a secret token, and the node connects. From then on the
-    node and its `Context` stay in memory.
+    address, a certificate and a secret token. The node connects over gRPC, or over a
+    Unix socket if the grid listens on loopback without a certificate and nothing else
+    is advertised. From then on the node and its `Context` stay in memory.
 
     A node that loses its connection has ``limits.silence`` seconds to reconnect. The
     grid then repeats the unanswered messages. After that time, messages to the node
@@ -65,9 +62,8 @@ class ResidentGrid(WrappedGrid):
         Whether the process of a node outlives a message, as a Ray actor does. None
         means true on Flower's in-memory grid (simulation) and on `InProcessGrid`.
     on_missing : "error" | "plain" (default: "error")
-        How a message to a node that did not join is handled: with an error reply, or
-        as an ordinary message over the wrapped grid. A node that joined and was lost
-        always gives an error, because its state is lost too.
+        Whether a message to a node that did not join becomes an error reply or an
+        ordinary message. One to a node that was lost is always an error.
     reopen : bool (default: False)
         Whether the message after that error opens a new session; for apps that detect
         that a node has lost its state.
@@ -115,11 +111,13 @@ class ResidentGrid(WrappedGrid):
             check_name("wire_dtype", wire_dtype, settings.WIRE_DTYPES)
         check_name("on_missing", on_missing, ("error", "plain"))
         super().__init__(grid)
-        self._endpoint = Endpoint(
-            address, advertise, certificate, private_key, root_certificate, insecure
-        )
+        pems = certificate, private_key, root_certificate
+        self._endpoint = Endpoint(address, advertise, insecure, *pems)
         self._wire_dtype = wire_dtype
-        self._detached = _is_simulation(grid) if detached is None else detached
+        # By name: the class is not public, and importing it would load the SuperLink.
+        kinds = {kind.__name__ for kind in type(grid).__mro__}
+        simulation = bool(kinds & {"InMemoryGrid", "InProcessGrid"})
+        self._detached = simulation if detached is None else detached
         self._on_missing = on_missing
         self.ordered = on_missing == "error"  # plain messages may overtake others
         self._reopen = reopen
@@ -127,7 +125,7 @@ class ResidentGrid(WrappedGrid):
         self._close_timeout = close_timeout
         self._limits = limits or Limits()
         self._server: StreamServer | None = None
-        self._requests = PendingRequests(self._limits, wire_dtype, self._end_session)
+        self._requests = PendingRequests(self._limits, wire_dtype)
         self._lock = threading.RLock()
         self._offer_ids: dict[int, str] = {}  # of unanswered offers, by node
         self._missing: dict[int, str] = {}  # why nodes did not join
@@ -136,10 +134,7 @@ class ResidentGrid(WrappedGrid):
     def open(
         self, node_ids: Iterable[int] | None = None, *, timeout: float | None = None
     ) -> list[int]:
-        """Open a session with each node that has none, and return the node ids.
-
-        A node that was lost gets a new session. Its app must restore its own state.
-        """
+        """Open a session with each node that has none or was lost; return all ids."""
         wanted = list(self.get_node_ids() if node_ids is None else node_ids)
         timeout = self._open_timeout if timeout is None else timeout
         with self._lock:
@@ -178,13 +173,7 @@ class ResidentGrid(WrappedGrid):
     def _get_server(self) -> StreamServer:
         if self._server is None:
             self._server = StreamServer(
-                self._endpoint.address,
-                self._endpoint.credentials,
-                self._limits,
-                self._requests.condition,
-                self._requests.receive,
-                self._endpoint.is_local,
-                self._detached,
+                self._endpoint, self._limits, self._requests, self._detached
             )
             atexit.register(self.close)
         return self._server
@@ -207,9 +196,8 @@ class ResidentGrid(WrappedGrid):
                 path=server.path,
             )
             content = RecordDict({settings.OPEN_RECORD: offer.to_record()})
-            messages.append(
-                Message(content, node_id, settings.OPEN_TYPE, ttl=_OPEN_TTL)
-            )
+            message = Message(content, node_id, settings.OPEN_TYPE, ttl=_OPEN_TTL)
+            messages.append(message)
         ids = self._grid.push_messages(messages)
         # Flower returns None, or too few ids, for messages that it did not accept.
         self._offer_ids.update({n: i for n, i in zip(node_ids, ids, strict=False) if i})
@@ -263,11 +251,8 @@ class ResidentGrid(WrappedGrid):
                     break
                 joined = partial(_all_joined, [server.sessions[n] for n in waiting])
                 server.condition.wait_for(joined, min(left, interval))
-            offers = {
-                i: n
-                for n, i in self._offer_ids.items()
-                if n in waiting or self._detached
-            }
+            nodes = self._offer_ids.keys() if self._detached else waiting
+            offers = {i: n for n, i in self._offer_ids.items() if n in nodes}
             offline: list[int] = []
             for reply in self._grid.pull_messages(list(offers)) if offers else ():
                 # The SuperLink answers for an offline node, so its source is no help.
@@ -285,8 +270,7 @@ class ResidentGrid(WrappedGrid):
                     reasons[node_id] = _OFFLINE
                     offline.append(node_id)  # it may come back before the deadline
                 else:
-                    error = reply.error
-                    failed[node_id] = error.reason or f"error {error.code}"
+                    failed[node_id] = reply.error.reason or f"error {reply.error.code}"
             waiting -= set(failed)
             if offline:
                 self._send_offers(server, offline, left)
@@ -315,7 +299,7 @@ class ResidentGrid(WrappedGrid):
     def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
         """Return the replies that have arrived; wait for one if there is none."""
         wanted = set(message_ids)
-        self._requests.wait_for_any(wanted, time.monotonic() + timeout)
+        self._requests.wait(wanted, time.monotonic() + timeout, first=True)
         return self.pull_messages(wanted)
 
     def send_and_receive(
@@ -325,9 +309,7 @@ class ResidentGrid(WrappedGrid):
         deadline = None if timeout is None else time.monotonic() + timeout
         plain, resident = self._split(list(messages))
         group = self._requests.send(resident, self._find)
-        others: list[Message] = []
-        if plain:
-            others.extend(self._grid.send_and_receive(plain, timeout=timeout))
+        others = self._grid.send_and_receive(plain, timeout=timeout) if plain else ()
         self._requests.wait(group, deadline)
         ids = {message.metadata.message_id for message in resident}
         return [*self._requests.collect(ids), *others]
@@ -342,26 +324,14 @@ class ResidentGrid(WrappedGrid):
                 known = {n for n in known if server.is_open(n)}
             self._open_sessions(server, sorted(node_ids - known), self._open_timeout)
             plain = set(self._missing) if self._on_missing == "plain" else set()
-        return (
-            [m for m in messages if m.metadata.dst_node_id in plain],
-            [m for m in messages if m.metadata.dst_node_id not in plain],
-        )
+        sent = [m for m in messages if m.metadata.dst_node_id not in plain]
+        return [m for m in messages if m.metadata.dst_node_id in plain], sent
 
     def _find(self, node_id: int) -> ServerSession | str:
         """Return the session of a node, or why it has none."""
         session = None if self._server is None else self._server.sessions.get(node_id)
         return session or self._missing.get(node_id, "the grid is closed")
 
-    def _end_session(self, session: ServerSession, reason: str) -> None:
-        if self._server is not None:
-            self._server.end(session, reason)
-
 
 def _all_joined(sessions: list[ServerSession]) -> bool:
     return all(session.connection is not None for session in sessions)
-
-
-def _is_simulation(grid: Grid) -> bool:
-    # By name: the class is not public, and importing it would load the SuperLink.
-    in_memory = {"InMemoryGrid", "InProcessGrid"}
-    return any(kind.__name__ in in_memory for kind in type(grid).__mro__)

@@ -1,8 +1,7 @@
-"""Unix sockets: the byte pipe of sessions between two processes of one machine.
+"""Unix sockets: sessions between two processes of one machine.
 
-They replace gRPC where both ends can open the same file, and carry the same frames,
-each after its length. The thread that has a frame writes it, and a frame is read into
-the memory that its arrays then use: fewer copies and thread switches than with gRPC.
+They carry the same frames as gRPC, each after its length, with fewer copies and thread
+switches: a frame is read into the memory that its arrays then use.
 """
 
 import shutil
@@ -22,8 +21,8 @@ import numpy as np
 
 from flower_vfl.protocol.lazy_array import Buffer
 
-from .authentication import MAX_FRAME, RefusedError
-from .event_loop import event_loop
+from .authentication import RefusedError
+from .event_loop import MAX_FRAME, event_loop
 from .wire import ALIGNMENT, LAST, WireError, size
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -40,10 +39,10 @@ class Listener:
     """A Unix socket in a folder that only this user can open."""
 
     def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
         self._folder = tempfile.mkdtemp(prefix="vfl-")
+        self.path = str(Path(self._folder) / "session")
         try:
-            self.path = str(Path(self._folder) / "session")
-            self.socket = socket.socket(socket.AF_UNIX)
             self.socket.setblocking(False)
             self.socket.bind(self.path)
             Path(self.path).chmod(0o600)
@@ -55,9 +54,8 @@ class Listener:
     @classmethod
     def create(cls) -> Self | None:
         """Return a listener, or None if this machine has no such sockets."""
-        if hasattr(socket, "AF_UNIX"):
-            with suppress(OSError):
-                return cls()
+        with suppress(AttributeError, OSError):
+            return cls()
         return None
 
     async def accept(self, serve: Callable[["LocalStream"], object]) -> None:
@@ -155,10 +153,7 @@ class LocalConnection:
             self._write()
 
     def put(self, *parts: Buffer) -> None:
-        """Queue a frame; `flush` sends it, or a later frame once there are many bytes.
-
-        The event loop sends what the kernel does not take yet.
-        """
+        """Queue a frame, which leaves with `flush` or once there are many bytes."""
         with self._lock:
             length = size(parts)
             self._unsent.append(_LENGTH.pack(length))

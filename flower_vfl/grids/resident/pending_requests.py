@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from logging import WARNING
 from typing import Final
@@ -45,21 +45,21 @@ class Request:
         self.expires = time.monotonic() + remaining
 
 
+@dataclass(eq=False)
 class ServerSession:
     """The server's state of the session with one node; guarded by the grid's lock."""
 
-    def __init__(self, run_id: int, node_id: int) -> None:
-        self.run_id = run_id
-        self.node_id = node_id
-        self.number = 0  # in its frames
-        self.connection: Connection | None = None
-        # That its requests use: the one of another node of the same process, once the
-        # node has answered on its own, and so has authenticated the server too.
-        self.carrier: Connection | None = None
-        self.disconnected_at: float | None = None
-        self.end_reason: str | None = None
-        self.unanswered: dict[int, Request] = {}
-        self._next = 0
+    run_id: int
+    node_id: int
+    number: int  # in its frames
+    connection: Connection | None = None
+    # That its requests use: the one of another node of the same process, once the node
+    # has answered on its own, and so has authenticated the server too.
+    carrier: Connection | None = None
+    disconnected_at: float | None = None
+    end_reason: str | None = None
+    unanswered: dict[int, Request] = field(default_factory=dict)
+    _next: int = 0
 
     @property
     def is_expected(self) -> bool:
@@ -82,11 +82,6 @@ class ServerSession:
             self._put(connection, request)
         flush([connection])
 
-    def disconnect(self) -> None:
-        """Keep requests until the node reconnects."""
-        self.connection = self.carrier = None
-        self.disconnected_at = time.monotonic()
-
     def _put(self, connection: Connection, request: Request) -> None:
         oldest = next(iter(self.unanswered))
         numbers = self.number, request.sequence, oldest
@@ -96,16 +91,12 @@ class ServerSession:
 class PendingRequests:
     """The unanswered requests and uncollected replies of one grid."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        wire_dtype: str | None,
-        end_session: Callable[[ServerSession, str], None],
-    ) -> None:
+    end_session: Callable[[ServerSession, str], None]  # of the server
+
+    def __init__(self, limits: Limits, wire_dtype: str | None) -> None:
         self.condition = ReadingCondition()
         self._limits = limits
         self._wire_dtype = wire_dtype
-        self._end_session = end_session
         self._replies: dict[str, Message] = {}  # in order of arrival
         self._pending: dict[str, Request] = {}
         self._ids = map(f"{uuid4().hex[:16]}{{:016x}}".format, count())
@@ -173,26 +164,15 @@ class PendingRequests:
             arrived = [i for i in self._replies if i in message_ids]
             return [self._replies.pop(i) for i in arrived]
 
-    def wait(self, group: set[str], deadline: float | None) -> None:
-        """Wait until all messages of a group have a reply or an error."""
+    def wait(
+        self, message_ids: set[str], deadline: float | None, *, first: bool = False
+    ) -> None:
+        """Wait until a group has all its replies or errors; with `first`, until one."""
+        # The replies to messages that were sent together wake it once all are there.
         with self.condition:
             self.expire()
-            while group:
+            while message_ids <= self._pending.keys() if first else message_ids:
                 left = _FOREVER if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return
-                self.condition.wait(min(left, self._next_expiry(group)))
-                self.expire()
-
-    def wait_for_any(self, message_ids: set[str], deadline: float) -> None:
-        """Wait until one of some messages has a reply or an error.
-
-        The replies to messages that were sent together wake it once all are there.
-        """
-        with self.condition:
-            self.expire()
-            while message_ids <= self._pending.keys():
-                left = deadline - time.monotonic()
                 if left <= 0:
                     return
                 self.condition.wait(min(left, self._next_expiry(message_ids)))
@@ -207,7 +187,7 @@ class PendingRequests:
             away = 0.0 if since is None else now - since
             if session.end_reason is None and away > self._limits.silence:
                 text = f"disconnected for {self._limits.silence:g} s"
-                self._end_session(session, text)
+                self.end_session(session, text)
             if session.end_reason is not None:
                 text = f"lost its session: {session.end_reason}"
             elif now > request.expires:
@@ -250,10 +230,7 @@ class PendingRequests:
 def _checked(reply: Message, message: Message) -> Message:
     """Return the reply if it answers this message and comes from its receiver."""
     got, sent = reply.metadata, message.metadata
-    if (got.run_id, got.src_node_id, got.reply_to_message_id) != (
-        sent.run_id,
-        sent.dst_node_id,
-        sent.message_id,
-    ):
+    expected = sent.run_id, sent.dst_node_id, sent.message_id
+    if (got.run_id, got.src_node_id, got.reply_to_message_id) != expected:
         raise WireError("it does not answer the message that was sent")
     return reply

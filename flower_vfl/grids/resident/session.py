@@ -1,4 +1,4 @@
-"""The node's side of a session: connect, authenticate, answer, reconnect."""
+"""The node's side of sessions: connect, authenticate, answer, reconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final
 
 import grpc
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
@@ -21,39 +21,24 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.lazy_array import Buffer
 from flower_vfl.protocol.residence import RESIDENT
 
-from . import wire
-from .authentication import (
-    Authentication,
-    RefusedError,
-    Stream,
-    read_frame,
-    read_frames,
-    session_number,
-)
-from .event_loop import SendQueue, flush
+from . import settings, wire
+from .authentication import Authentication, RefusedError, session_number
+from .event_loop import SendQueue, event_loop, flush, read_frame, read_frames
 from .executor import Executor
 from .local_socket import LocalConnection, LocalStream
 from .pending_requests import Connection
-from .settings import (
-    METHOD,
-    SessionOffer,
-    is_loopback,
-    split_address,
-    transport_options,
-)
+from .settings import SessionOffer, is_loopback
 from .wire import WireError
 
-_FIRST_DELAY: Final = 0.05
-_LAST_DELAY: Final = 1.0
+_FIRST_DELAY, _LAST_DELAY = 0.05, 1.0  # seconds before the node connects again
 _FINAL: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class ResidentContext(Context):
-    """The context of a node that stays in memory; its copies are ordinary contexts.
+    """The context of a node that stays in memory; its copies are ordinary contexts."""
 
-    Flower's own object never gets the mark, because Ray pickles it with the reply that
-    opens a session, and a blocking session hands it back to Flower.
-    """
+    # Flower's own object never gets the mark: Ray pickles it with the reply that opens
+    # a session, and a blocking session hands it back to Flower.
 
     def __init__(self, context: Context) -> None:
         self.__dict__.update(context.__dict__)
@@ -70,17 +55,14 @@ class NodeSession:
     def __init__(
         self, app: ClientApp, context: Context, offer: SessionOffer, executor: Executor
     ) -> None:
-        host, _ = split_address(offer.address)
+        host, _ = settings.split_address(offer.address)
         if context.node_config.get("require-tls") and not offer.certificate:
-            raise ConfigError(
-                f"the grid at {offer.address} has no certificate, and this node wants "
-                "one (require-tls): give the ResidentGrid a certificate"
-            )
+            wanted = "this node wants one (require-tls): give the ResidentGrid one"
+            text = f"the grid at {offer.address} has no certificate, and {wanted}"
+            raise ConfigError(text)
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
-            raise ConfigError(
-                f"refusing plaintext to {offer.address}: it is not this machine. Give "
-                "the ResidentGrid a certificate, or `insecure=True` to allow it"
-            )
+            text = f"refusing plaintext to {offer.address}. {settings.REMEDY}"
+            raise ConfigError(text)
         self.context = ResidentContext(context)
         self.handled = 0
         self._app = app
@@ -158,7 +140,7 @@ class NodeSession:
         queue = SendQueue()
         writer: asyncio.Future[None] | None = None
         async with self._channel() as channel:
-            call = channel.stream_stream(METHOD)()
+            call = channel.stream_stream(settings.METHOD)()
             try:
                 await self._authenticate(call, queue)
                 writer = asyncio.ensure_future(_write(call, queue))
@@ -187,7 +169,7 @@ class NodeSession:
 
     def _channel(self) -> grpc.aio.Channel:
         options = [
-            *transport_options(self._offer.limits),
+            *settings.transport_options(self._offer.limits),
             # A new connection each time, without the back-off of another channel.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0 if self._local else 1),
@@ -198,14 +180,14 @@ class NodeSession:
         credentials = grpc.ssl_channel_credentials(self._offer.certificate)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    async def _authenticate(self, stream: Stream, queue: Connection) -> None:
+    async def _authenticate(self, stream: Any, queue: Connection) -> None:
         """Authenticate both ends, and then use the connection for replies."""
         token = self._offer.token
         node = Authentication(self.context.run_id, self.context.node_id)
         async with asyncio.timeout(self._offer.limits.authenticate):
             await stream.write(wire.split_frame([node.hello()])[0])
             node.server_nonce = bytes(await read_frame(stream))
-            await stream.write(wire.split_frame([node.node_proof(token)])[0])
+            await stream.write(wire.split_frame([node.proof(token, b"node")])[0])
             node.check_server(token, await read_frame(stream))
         self._connections += 1
         self._active_at = time.monotonic()
@@ -233,9 +215,9 @@ class NodeSession:
         """Answer a request that came over a Unix socket, or queue it."""
         self._received += 1
         if local is None:
-            self._executor.submit(partial(self._try_answer, frame))
+            self._executor.submit(partial(self.answer, frame))
         else:
-            self._try_answer(frame, local)
+            self.answer(frame, local)
 
     async def _check_idle(self) -> None:
         """End the session if it is connected and idle for too long."""
@@ -258,19 +240,12 @@ class NodeSession:
             queue.put(wire.END, reason.encode())
             queue.close()
 
-    def _try_answer(
-        self, frame: memoryview, local: LocalConnection | None = None
-    ) -> None:
+    def answer(self, frame: memoryview, local: LocalConnection | None = None) -> None:
         """Answer a request, or end the session; the others of this process go on."""
         try:
-            self.answer(frame, local)
+            self._answer(*wire.read_frame_head(frame), local)
         except Exception as ex:
             self.end(f"cannot answer: {type(ex).__name__}: {ex}")
-
-    def answer(self, frame: memoryview, local: LocalConnection | None = None) -> None:
-        """Answer a request; repeat the reply if it was answered before."""
-        try:
-            self._answer(*wire.read_frame_head(frame), local)
         finally:
             self._answered += 1
             self._active_at = time.monotonic()
@@ -278,6 +253,7 @@ class NodeSession:
     def _answer(
         self, head: wire.FrameHead, payload: memoryview, local: LocalConnection | None
     ) -> None:
+        """Send the reply to a request, the same again if it was answered before."""
         sequence = head.sequence
         if head.oldest > self._oldest:
             self._oldest = head.oldest
@@ -332,3 +308,72 @@ async def _write(call: grpc.aio.StreamStreamCall, queue: SendQueue) -> None:
     with suppress(grpc.RpcError, asyncio.InvalidStateError):
         await queue.drain(call.write)
         await call.done_writing()
+
+
+_lock: Final = threading.Lock()
+_shared: Final[list[Executor]] = []  # of all detached sessions in this process
+
+
+def _shared_executor() -> Executor:
+    """Return the executor of this process, in a thread that starts on first use."""
+    with _lock:
+        if not _shared:
+            _shared.append(Executor())
+            name = "resident-executor"
+            threading.Thread(target=_shared[0].run, name=name, daemon=True).start()
+        return _shared[0]
+
+
+class _ResidentApp(ClientApp):
+    """Opens sessions and passes every other message to the wrapped app."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self._app = app
+        # Functions that are registered with this app go to the wrapped one.
+        registrars = ("train", "evaluate", "query", "lifespan")
+        vars(self).update({name: getattr(app, name) for name in registrars})
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type != settings.OPEN_TYPE:
+            return self._app(message, context)
+        record = message.content.config_records[settings.OPEN_RECORD]
+        offer = SessionOffer.from_record(record)
+        executor = _shared_executor() if offer.detached else Executor()
+        session = NodeSession(self._app, context, offer, executor)
+        result = asyncio.run_coroutine_threadsafe(session.run(), event_loop())
+        report = ConfigRecord({"state": "detached"})  # it goes on in the background
+        if not offer.detached:  # the process ends with this reply
+            result.add_done_callback(lambda _: executor.submit(None))
+            executor.run()
+            context.state = session.context.state
+            report["state"], report["reason"] = "ended", result.result()
+            report["messages"] = session.handled
+        return Message(RecordDict({settings.OPEN_RECORD: report}), reply_to=message)
+
+
+def resident(client_app: ClientApp) -> ClientApp:
+    """Return a ClientApp that can stay in memory for the length of a run.
+
+    The wrapped app gets the same messages in the same order, one at a time, with the
+    `Context` of its node, which the session keeps in memory.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Any ClientApp. Functions may be registered with it or with the returned app.
+
+    Examples
+    --------
+    >>> from flwr.app import Message
+    >>> from flwr.clientapp import ClientApp
+    >>> from flower_vfl import InProcessGrid, ResidentGrid
+    >>> app = resident(ClientApp())
+    >>> @app.query()
+    ... def echo(message, context):
+    ...     return Message(message.content, reply_to=message)
+    >>> with ResidentGrid(InProcessGrid(app, nodes=2)) as grid:
+    ...     grid.open()
+    [1, 2]
+    """
+    return _ResidentApp(client_app)

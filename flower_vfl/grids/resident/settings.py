@@ -20,6 +20,10 @@ METHOD: Final = "/flower_vfl.Resident/Session"  # of gRPC
 CHUNK: Final = 1 << 22  # bytes of the largest part of a frame in one gRPC message
 WIRE_DTYPES: Final = ("float16", "bfloat16")
 Pem = bytes | str | Path  # PEM bytes, or the file that holds them
+REMEDY: Final = (
+    "Other machines can read it: give the ResidentGrid a certificate and its private "
+    "key, or `insecure=True` to allow it"
+)
 
 
 class SessionError(VerticalError):
@@ -38,12 +42,9 @@ class SessionError(VerticalError):
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = dict(reasons)
-        lines = "; ".join(f"node {node}: {why}" for node, why in reasons.items())
-        super().__init__(
-            f"no session with {len(reasons)} node(s): {lines}. Check that the "
-            "ClientApp is wrapped with `resident(...)` and that the node can reach "
-            "the address of the ResidentGrid."
-        )
+        nodes = "; ".join(f"node {node}: {why}" for node, why in reasons.items())
+        remedy = "Wrap the ClientApp with `resident(...)`, and let nodes reach the grid"
+        super().__init__(f"no session with {len(reasons)} node(s): {nodes}. {remedy}")
 
     def __reduce__(self) -> tuple[type[SessionError], tuple[dict[int, str]]]:
         """Keep the reasons when Ray pickles the error."""
@@ -62,10 +63,9 @@ class Limits:
         Seconds that a new connection has to authenticate itself.
     pending : int (default: 64)
         Connections that may be unauthenticated at the same time, beyond one for each
-        node that is expected to connect. The oldest makes room for the newest.
+        node that is expected. The oldest makes room for the newest.
     silence : float (default: 30.0)
-        Seconds that a node may be disconnected before its unanswered messages become
-        error replies, and that a node tries to reconnect to a lost server.
+        Seconds that a node may be disconnected, and that it tries to reconnect.
     idle : float (default: 3600.0)
         Seconds without a message after which a connected node ends its session.
     keepalive : float (default: 10.0)
@@ -125,7 +125,7 @@ def transport_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", CHUNK + 16),
         ("grpc.max_send_message_length", CHUNK + 16),
         # gRPC reads 8 KiB by default and resets connections that sent more without
-        # being HTTP/2. Those that it closes can be logged (connection_monitor.py).
+        # being HTTP/2. Those that it closes can be logged (ConnectionMonitor).
         ("grpc.experimental.tcp_read_chunk_size", 1 << 17),
         ("grpc.experimental.tcp_min_read_chunk_size", 1 << 15),
         ("grpc.keepalive_time_ms", interval),
@@ -139,22 +139,16 @@ class Endpoint:
     """Where a grid listens, what its nodes connect to, and its certificate."""
 
     def __init__(
-        self,
-        address: str,
-        advertise: str | None,
-        certificate: Pem | None,
-        private_key: Pem | None,
-        root_certificate: Pem | None,
-        insecure: bool,
+        self, address: str, advertise: str | None, insecure: bool, *pems: Pem | None
     ) -> None:
+        certificate, private_key, root_certificate = pems
         self.address = address
         self.insecure = insecure
         self._host, _ = split_address(address)
         self._advertised = None if advertise is None else split_address(advertise)
-        if is_wildcard(self._host) and advertise is None:
-            raise ConfigError(
-                f"nodes cannot connect to {self._host}: give an address to `advertise`"
-            )
+        ip = _ip_address(self._host)
+        if ip is not None and ip.is_unspecified and advertise is None:
+            raise ConfigError(f"nodes cannot connect to {self._host}: set `advertise`")
         self.credentials: grpc.ServerCredentials | None = None
         self.root = b""
         if (certificate is None) != (private_key is None):
@@ -164,10 +158,7 @@ class Endpoint:
             self.credentials = grpc.ssl_server_credentials([pair])
             self.root = _read_pem(root_certificate or certificate)
         elif not (insecure or is_loopback(self._host)):
-            raise ConfigError(
-                f"refusing plaintext on {address}, which other machines can reach. "
-                "Give a certificate and its private key, or `insecure=True` to allow it"
-            )
+            raise ConfigError(f"refusing plaintext on {address}. {REMEDY}")
 
     @property
     def is_local(self) -> bool:
@@ -215,9 +206,3 @@ def is_loopback(host: str) -> bool:
     """Return whether a host is certainly this machine."""
     address = _ip_address(host)
     return address is not None and address.is_loopback
-
-
-def is_wildcard(host: str) -> bool:
-    """Return whether a host stands for all network interfaces."""
-    address = _ip_address(host)
-    return address is not None and address.is_unspecified

@@ -1,44 +1,31 @@
-"""The server that authenticates nodes and moves frames to their sessions.
-
-Nodes connect over gRPC or, on the same machine, over a Unix socket (local_socket.py).
-"""
+"""The server that authenticates nodes and moves frames to their sessions."""
 
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from functools import partial
 from logging import DEBUG, INFO
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn
 
 import grpc
 from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 
-from .admission import RefusalLog, WaitingStreams
-from .authentication import (
-    Authentication,
-    RefusedError,
-    TokenRegistry,
-    read_frame,
-    read_frames,
-    session_number,
-)
-from .connection_monitor import ConnectionMonitor
-from .event_loop import SendQueue, event_loop
-from .executor import ReadingCondition, SocketReader
+from . import settings
+from .admission import ConnectionMonitor, RefusalLog, WaitingStreams
+from .authentication import Authentication, RefusedError, TokenRegistry, session_number
+from .event_loop import SendQueue, event_loop, read_frame, read_frames
+from .executor import SocketReader
 from .local_socket import Listener, LocalConnection, LocalStream
-from .pending_requests import Connection, ServerSession
-from .settings import METHOD, Limits, join_address, split_address, transport_options
+from .pending_requests import Connection, PendingRequests, ServerSession
+from .settings import Endpoint, Limits, join_address
 from .wire import END, REPLY, WireError, read_frame_head, split_frame
 
-T = TypeVar("T")
-_Peer: TypeAlias = grpc.aio.ServicerContext | LocalStream
-
-_GRACE: Final = 2.0
-_NO_STREAM: Final = "connected and never opened a stream"
+_GRACE: Final = 2.0  # seconds for streams to end
 _POLL: Final = 1.0  # seconds between two polls for connections without a stream
 _READ: Final = 0.02  # seconds between two polls of sockets that no thread reads
 _TOO_LONG: Final = "took too long to authenticate itself"
@@ -50,34 +37,28 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     """Serves one stream for each node and holds the sessions by node id."""
 
     def __init__(
-        self,
-        address: str,
-        credentials: grpc.ServerCredentials | None,
-        limits: Limits,
-        condition: ReadingCondition,
-        on_reply: Callable[[ServerSession, int, memoryview], None],
-        local: bool = False,
-        shared: bool = False,
+        self, endpoint: Endpoint, limits: Limits, requests: PendingRequests, share: bool
     ) -> None:
-        self.condition = condition
+        self.condition = requests.condition
         self.condition.reader = self._reader = SocketReader()
+        requests.end_session = self.end
         self.sessions: dict[int, ServerSession] = {}
         self._by_number: dict[int, ServerSession] = {}
-        self._carriers: dict[int, LocalConnection] = {}  # by the process of the nodes
+        self._carriers: dict[int, Connection] = {}  # by the process of the nodes
         self._tokens = TokenRegistry()
         self._waiting = WaitingStreams()
         self._refusals = RefusalLog()
-        self._credentials = credentials
+        self._credentials = endpoint.credentials
         self._limits = limits
-        self._on_reply = on_reply
-        self._shared = shared  # by the nodes of a process: a connection for requests
+        self._on_reply = requests.receive
+        self._shared = share  # by the nodes of a process: a connection for requests
         self._server: grpc.aio.Server | None = None
-        host, port = split_address(address)
-        self._socket: socket.socket | None = _reserve_port(host, port)
+        host, port = settings.split_address(endpoint.address)
+        self._socket = _reserve_port(host, port)  # until gRPC has it
         self.port: int = self._socket.getsockname()[1]
         self._address = join_address(host, self.port)
         self._monitor = ConnectionMonitor(self.port, limits.authenticate)
-        self._listener = Listener.create() if local else None
+        self._listener = Listener.create() if endpoint.is_local else None
         self.path = "" if self._listener is None else self._listener.path
         self._background: list[asyncio.Future[None]] = []
         self._local: set[asyncio.Future[None]] = set()  # connections
@@ -85,20 +66,18 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def start(self) -> None:
         """Start the gRPC server on the reserved port if it does not run yet."""
         if self._server is None:
-            self._server = self._on_loop(self._start())
-            self._release_port()
+            self._on_loop(self._start())
+            self._socket.close()
 
-    async def _start(self) -> grpc.aio.Server:
+    async def _start(self) -> None:
         timeout = int(self._limits.authenticate * 1000)
-        server = grpc.aio.server(
-            handlers=[self],
-            options=[
-                *transport_options(self._limits),
-                ("grpc.server_handshake_timeout_ms", timeout),
-                ("grpc.max_connection_idle_ms", timeout),
-                ("grpc.max_concurrent_streams", 1),  # of one connection
-            ],
-        )
+        options = [
+            *settings.transport_options(self._limits),
+            ("grpc.server_handshake_timeout_ms", timeout),
+            ("grpc.max_connection_idle_ms", timeout),
+            ("grpc.max_concurrent_streams", 1),  # of one connection
+        ]
+        server = grpc.aio.server(handlers=[self], options=options)
         if self._credentials is None:
             port = server.add_insecure_port(self._address)
         else:
@@ -110,14 +89,14 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         if self._listener is not None:
             work.append(self._listener.accept(self._on_local_stream))
         self._background = [asyncio.ensure_future(each) for each in work]
-        return server
+        self._server = server
 
     async def _monitor_connections(self) -> None:
         """Log connections that gRPC closes without a report."""
         while True:
             await asyncio.sleep(min(_POLL, self._limits.authenticate / 2))
             for peer in self._monitor.poll():
-                self._refusals.add(peer, _NO_STREAM)
+                self._refusals.add(peer, "connected and never opened a stream")
             self._refusals.flush()
 
     async def _read_sockets(self) -> None:
@@ -137,7 +116,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             self._server = None
         if self._listener is not None:
             self._listener.close()
-        self._release_port()
+        self._socket.close()
 
     async def _stop(self, server: grpc.aio.Server) -> None:
         await server.stop(grace=_GRACE)
@@ -146,13 +125,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         for task in self._background:
             task.cancel()
 
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
-
-    def _release_port(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, event_loop()).result(60)
 
     def create_session(self, run_id: int, node_id: int) -> bytes:
         """Replace the session of a node by a new one and return its token."""
@@ -160,10 +134,9 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             old = self.sessions.get(node_id)
             if old is not None:
                 self.end(old, "replaced by a new session")
-            session = self.sessions[node_id] = ServerSession(run_id, node_id)
             token = self._tokens.issue(run_id, node_id)
-            session.number = session_number(token)
-            self._by_number[session.number] = session
+            session = ServerSession(run_id, node_id, session_number(token))
+            self.sessions[node_id] = self._by_number[session.number] = session
         return token
 
     def is_open(self, node_id: int) -> bool:
@@ -182,22 +155,18 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 session.connection.close()
             self.condition.notify_all()
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
         """Return the handler of a call (called by gRPC)."""
-        known = handler_call_details.method == METHOD
+        known = handler_call_details.method == settings.METHOD
         handler = self._serve_stream if known else self._refuse_method
         return grpc.stream_stream_rpc_method_handler(handler)
 
-    async def _refuse_method(
-        self, _: object, context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _refuse_method(self, _: object, context: Any) -> None:
         self._monitor.ignore(context.peer())
         problem = RefusedError("called an unknown method")
         await self._refuse(context, context.peer(), problem)
 
-    async def _serve_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _serve_stream(self, _: object, context: Any) -> None:
         connection = SendQueue(context.peer())
         session = await self._authenticate(context, connection)
         handle = partial(self._on_frame, session, connection)
@@ -219,9 +188,8 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         try:
             session = await self._authenticate(stream, connection)
             handle = partial(self._on_frame, session, connection)
-            received = self._reader.attach(connection, handle)
+            receive = asyncio.wrap_future(self._reader.attach(connection, handle))
             connection.start()
-            receive = asyncio.wrap_future(received)
             await self._read(receive, session, connection)
             self._disconnect(session, connection)
         except OSError as ex:  # refused, which is logged, or gone
@@ -230,7 +198,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             connection.dispose()
 
     async def _authenticate(
-        self, context: _Peer, connection: Connection
+        self, context: Any, connection: Connection
     ) -> ServerSession:
         """Connect a peer to its session, or log why it is refused and raise."""
         peer = connection.peer
@@ -249,7 +217,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 await context.write(split_frame([node.server_nonce])[0])
                 proof = await read_frame(context)
             token = self._tokens.check(node, proof)
-            connection.put(node.server_proof(token))
+            connection.put(node.proof(token, b"server"))
             return self._connect(node.node_id, connection)
         except TimeoutError:
             text = _TOO_LONG if self._waiting.remove(timeout) else _TOO_MANY
@@ -265,7 +233,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         finally:
             self._waiting.remove(timeout)
 
-    async def _refuse(self, context: _Peer, peer: str, problem: Exception) -> NoReturn:
+    async def _refuse(self, context: Any, peer: str, problem: Exception) -> NoReturn:
         """Log why a connection is refused and abort the call."""
         self._refusals.add(peer, problem)
         retry = isinstance(problem, RefusedError) and problem.retry
@@ -291,8 +259,13 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         with self.condition:
             if session.connection is not connection:
                 return
-            session.disconnect()
-            self._replace_carrier(connection)
+            session.connection = session.carrier = None
+            session.disconnected_at = time.monotonic()
+            if self._carriers.get(connection.process) is connection:
+                del self._carriers[connection.process]
+                for each in self.sessions.values():  # uses its own from now on
+                    if each.carrier is connection and each.connection is not None:
+                        each.connect(each.connection)
             self.condition.notify_all()
             ended = session.end_reason is not None
         if not ended:
@@ -300,10 +273,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             log(INFO, text, session.node_id, connection.peer, self._limits.silence)
 
     async def _read(
-        self,
-        receive: Awaitable[str | None],
-        session: ServerSession,
-        connection: Connection,
+        self, receive: Awaitable[Any], session: ServerSession, connection: Connection
     ) -> None:
         """Receive frames until the stream ends."""
         try:
@@ -318,23 +288,13 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         finally:
             connection.close()
 
-    def _replace_carrier(self, lost: Connection) -> None:
-        """Let the nodes whose requests used a connection use their own; lock held."""
-        if isinstance(lost, LocalConnection):
-            if self._carriers.get(lost.process) is lost:
-                del self._carriers[lost.process]
-            for session in self.sessions.values():
-                if session.carrier is lost and session.connection is not None:
-                    session.connect(session.connection)
-
     def _share(self, session: ServerSession, connection: Connection) -> None:
         """Let one connection carry the requests to all nodes of a process."""
-        if not (self._shared and isinstance(connection, LocalConnection)):
+        if not (self._shared and connection.process):
             return
         with self.condition:
             # An unanswered request might be overtaken on another connection.
-            ready = session.connection is connection and not session.unanswered
-            if ready and connection.process:
+            if session.connection is connection and not session.unanswered:
                 known = self._carriers.setdefault(connection.process, connection)
                 session.carrier = known
 
@@ -346,10 +306,12 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             head, payload = read_frame_head(frame)
             if head.session != session.number:
                 found = self._by_number.get(head.session)
-                local = isinstance(connection, LocalConnection)
-                if local and (found is None or found.connection is None):
+                other = None if found is None else found.connection
+                if isinstance(connection, LocalConnection) and other is None:
                     return  # it is repeated when the node has reconnected
-                if found is None or not _same_process(found.connection, connection):
+                # Only nodes of one process answer for each other.
+                process = 0 if other is None else other.process
+                if found is None or process == 0 or process != connection.process:
                     raise WireError("a reply of another session")
                 session = found
             self._on_reply(session, head.sequence, payload)
@@ -363,19 +325,10 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             raise WireError("malformed frame")
 
 
-def _same_process(one: Connection | None, other: Connection) -> bool:
-    """Return whether two connections are Unix sockets to one process."""
-    if isinstance(one, LocalConnection) and isinstance(other, LocalConnection):
-        return one.process == other.process != 0
-    return False
-
-
 def _reserve_port(host: str, port: int) -> socket.socket:
-    """Bind a port without listening on it, so that gRPC can start later.
-
-    gRPC would share a port that another process of the same user serves. The first
-    bind, which is exclusive, prevents that.
-    """
+    """Bind a port without listening on it, so that gRPC can start later."""
+    # gRPC would share a port that another process of the same user serves. The first
+    # bind, which is exclusive, prevents that.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

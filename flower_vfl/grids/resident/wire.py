@@ -1,18 +1,15 @@
 """Messages as bytes: a MessagePack header without the arrays, then the raw arrays.
 
-Flower's own protobuf conversion copies an array several times (0.8 ms to write one of
-512 KiB, against 0.05 ms here), so arrays travel beside the header; and it takes three
-times as long for the rest. Nothing is pickled.
-
 A payload is ``header length | header | buffers``; a frame is ``kind | fields |
 payload``. Each buffer starts at a multiple of 64 bytes of its frame, so that a tensor
-can use the memory in which it arrived. Over gRPC, a frame longer than `CHUNK` is split
-into chunks. One byte in front of each chunk says whether more chunks follow.
+can use the memory in which it arrived. Over gRPC, long frames are split into chunks.
+Flower's protobuf takes 0.8 ms for 512 KiB, this 0.05 ms. Nothing is pickled.
 """
 
 import struct
 from collections.abc import Sequence
 from io import BytesIO
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -35,8 +32,7 @@ from flower_vfl.protocol.lazy_array import Buffer, BufferArray, LazyArray
 
 from .settings import CHUNK
 
-REQUEST: Final = b"Q"
-REPLY: Final = b"R"
+REQUEST, REPLY = b"Q", b"R"  # kinds of frames
 END: Final = b"E"  # kind of a frame that ends the session; its payload is the reason
 FRAME_OVERHEAD: Final = 64  # most bytes that a frame adds to its payload
 
@@ -46,14 +42,17 @@ _EMPTY: Final[dict[Any, dict[str, Any]]] = {
     kind: vars(kind()) for kind in (*_KINDS.values(), RecordDict)
 }
 _ARRAY: Final = [str, str, list, str, int, int]  # name, type, shape, kind, cast, bytes
-_METADATA: Final = [int, str, int, int, str, str, float, float, str]  # and tasks
+_METADATA: Final = attrgetter(
+    *("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id"),
+    *("group_id", "created_at", "ttl", "message_type", "src_task_id", "dst_task_id"),
+)
+_TYPES: Final = [int, str, int, int, str, str, float, float, str]  # without tasks
 _NUMPY: Final = "numpy.ndarray"
-_HEAD: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<I")  # bytes of the header
 _LONGEST: Final = 1 << 25  # bytes of a header; a byte may become an object of 64
 _FRAME_HEAD: Final = struct.Struct("<cQQQ")  # kind, session, two sequence numbers
 ALIGNMENT: Final = 64  # of arrays in a frame, in bytes
-LAST: Final = b"\x00"
-_MORE: Final = b"\x01"
+LAST, _MORE = b"\x00", b"\x01"  # in front of a chunk
 _UNCAST: Final = 0
 _CASTS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _PIECE: Final = 1 << 14
@@ -100,7 +99,7 @@ def _cast_up(cast: int, data: memoryview, shape: tuple[int, ...]) -> memoryview:
     """Return the bytes of the sender's array, rounded to half precision."""
     if cast == _UNCAST:
         return data
-    if cast >= len(_CASTS):
+    if not 0 <= cast < len(_CASTS):
         raise WireError(f"unknown cast {cast}")
     bits = np.frombuffer(data, dtype="<i2").astype(np.int16)
     values = torch.empty(len(bits), dtype=torch.float32)
@@ -131,20 +130,8 @@ def encode(message: Message, wire_dtype: str | None = None) -> list[Buffer]:
                     heads.append((name, *form, cast, size(data)))
                 values = heads
             records.append((key, kind, values))
-    about, error = message.metadata, None
-    fields = (
-        about.run_id,
-        about.message_id,
-        about.src_node_id,
-        about.dst_node_id,
-        about.reply_to_message_id,
-        about.group_id,
-        float(about.created_at),
-        float(about.ttl),
-        about.message_type,
-        about.src_task_id,
-        about.dst_task_id,
-    )
+    fields, error = [*_METADATA(message.metadata)], None
+    fields[6:8] = map(float, fields[6:8])  # created_at and ttl
     if message.has_error():
         error = message.error.code, message.error.reason or ""
     header: bytes = msgpack.packb((fields, records, error))
@@ -171,15 +158,13 @@ def _decode(view: memoryview) -> Message:
     (header_length,) = _HEAD.unpack_from(view)
     position = _HEAD.size + header_length
     if header_length > _LONGEST:
-        raise WireError(
-            f"{header_length} bytes of settings and metrics, over the limit of "
-            f"{_LONGEST}; send long lists as arrays"
-        )
+        text = f"{header_length} bytes of settings and metrics are over the limit of"
+        raise WireError(f"{text} {_LONGEST}; send long lists as arrays")
     if position > len(view):
         raise WireError("payload shorter than its header says")
     fields, found, failed = msgpack.unpackb(view[_HEAD.size : position])
-    tasks = [task for task in fields[len(_METADATA) :] if task is not None]
-    _check([*fields[: len(_METADATA)], *tasks], _METADATA + [int] * len(tasks))
+    tasks = [task for task in fields[len(_TYPES) :] if task is not None]
+    _check([*fields[: len(_TYPES)], *tasks], _TYPES + [int] * len(tasks))
     records: dict[str, object] = {}
     for key, kind, values in found or ():
         _check([key, kind], [str, str])
@@ -205,12 +190,9 @@ def _decode(view: memoryview) -> Message:
         raise WireError("neither or both of content and error")
     metadata = Metadata(*fields)
     metadata.delivered_at = ""  # as in a message that Flower makes
+    content = None if found is None else _unchecked(RecordDict, records)
     message = Message.__new__(Message)
-    message.__dict__.update(
-        _metadata=metadata,
-        _content=None if found is None else _unchecked(RecordDict, records),
-        _error=error,
-    )
+    message.__dict__.update(_metadata=metadata, _content=content, _error=error)
     return message
 
 
@@ -238,10 +220,7 @@ def _entries(record: Any) -> dict[str, Any]:
 
 
 def _unchecked(kind: Any, data: dict[str, object]) -> Any:
-    """Return a record of Flower with values that were checked.
-
-    Flower checks every entry in a way that takes longer than all the rest.
-    """
+    """Return a record of Flower without its checks, which take longer than all else."""
     record = kind.__new__(kind)
     record.__dict__.update(_EMPTY[kind], _data=data)
     return record
@@ -287,10 +266,8 @@ def split_frame(parts: Sequence[Buffer]) -> list[bytes]:
         return [b"".join((LAST, *parts))]
     whole = memoryview(b"".join(parts))
     chunks = [whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)]
-    return [
-        *(b"".join((_MORE, chunk)) for chunk in chunks[:-1]),
-        b"".join((LAST, chunks[-1])),
-    ]
+    flags = [_MORE] * (len(chunks) - 1) + [LAST]
+    return [b"".join(pair) for pair in zip(flags, chunks, strict=True)]
 
 
 class Assembler:

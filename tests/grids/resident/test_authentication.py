@@ -102,7 +102,7 @@ def test_a_replayed_handshake(training: BackgroundTraining, refusals: Refusals) 
     node = training.nodes[0]
     recorded = Authentication(RUN_ID, node)
     recorded.server_nonce = b"n" * 32
-    proof = recorded.node_proof(training.offers[node].token)
+    proof = recorded.proof(training.offers[node].token, b"node")
     client = UntrustedClient(training.address)
     client.send(recorded.hello())
     assert client.receive() != recorded.server_nonce
@@ -126,10 +126,10 @@ def test_a_node_may_reconnect_with_its_token_until_it_gets_a_new_one() -> None:
     for _ in range(2):
         node = Authentication(RUN_ID, 5)
         node.server_nonce = b"x" * 32
-        assert tokens.check(node, node.node_proof(token)) == token
+        assert tokens.check(node, node.proof(token, b"node")) == token
     tokens.issue(RUN_ID, 5)
     with pytest.raises(RefusedError):
-        tokens.check(node, node.node_proof(token))
+        tokens.check(node, node.proof(token, b"node"))
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,12 @@ def test_the_oldest_of_too_many_connections_are_refused(
 def test_a_server_that_did_not_issue_the_token_is_refused() -> None:
     node = Authentication(RUN_ID, 5)
     node.server_nonce = b"x" * 32
-    node.check_server(b"t" * 32, node.server_proof(b"t" * 32))
-    for proof in (b"", node.node_proof(b"t" * 32), node.server_proof(b"u" * 32)):
+    node.check_server(b"t" * 32, node.proof(b"t" * 32, b"server"))
+    for proof in (
+        b"",
+        node.proof(b"t" * 32, b"node"),
+        node.proof(b"u" * 32, b"server"),
+    ):
         with pytest.raises(RefusedError):
             node.check_server(b"t" * 32, proof)
 
@@ -268,7 +272,7 @@ def test_the_token_is_never_sent(training: BackgroundTraining) -> None:
     node.server_nonce = b"x" * 32
     for frame in (
         node.hello(),
-        node.node_proof(token),
-        node.server_proof(token),
+        node.proof(token, b"node"),
+        node.proof(token, b"server"),
     ):
         assert token not in frame

@@ -85,7 +85,7 @@ class Stranger:
         node = Authentication(RUN_ID, node_id)
         self.send(node.hello())
         node.server_nonce = self.socket.recv(40)[8:]
-        self.send(node.node_proof(token))
+        self.send(node.proof(token, b"node"))
 
     def rest(self) -> bytes:
         """Return what the server still sends until it closes the connection."""

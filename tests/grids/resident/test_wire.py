@@ -214,6 +214,16 @@ def test_a_value_of_a_wrong_type_is_refused(payload: bytes) -> None:
         decode(payload)
 
 
+@pytest.mark.parametrize("cast", [-1, -2, 3])
+def test_a_cast_that_does_not_exist_is_refused(cast: int) -> None:
+    """Half of the bytes of three float32 numbers, as after a cast."""
+    head = ["x", "float32", [3], "numpy.ndarray", cast, 6]
+    payload = forged([["k", "a", [head]]])
+    padding = -(25 + len(payload)) % 64  # a frame has 25 bytes before its payload
+    with pytest.raises(WireError, match=f"unknown cast {cast}"):
+        decode(payload + bytes(padding) + bytes(6))
+
+
 def test_a_header_that_would_fill_the_memory_is_refused() -> None:
     length = (1 << 25) + 1
     with pytest.raises(WireError, match=r"over the limit.*as arrays"):

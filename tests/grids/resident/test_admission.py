@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flower_vfl.grids.resident.connection_monitor import (
+from flower_vfl.grids.resident.admission import (
     ConnectionMonitor,
     parse_grpc_peer,
     parse_kernel_address,
