@@ -13,16 +13,12 @@ is the group element of id x.
    every other party raises it to its own s1·s2·s3, and party i raises what comes back
    to s1·s3: every id of party i is now under all keys, like the elements of U.
 
-Two parties send no second list: the blinded list is ``H(X_i)^s1`` too, as in Private-ID
-(Buddhavarapu et al., https://eprint.iacr.org/2020/599), the other party raises it for
-both rounds (`raise_both`), and party i raises what comes back to s2·s3. With more
-parties the blinded list needs a key of its own: under s1, a party that forwards it
-could find its elements in the union.
-
-The steps of Algorithm 1 are: `announce` 3 and 5, `raise_both` or `raise_first` 4 and 6,
-`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `raise_both` or
-`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes 2·Σ|X_j| + |U|
-exponentiations, and |X_i| more with three parties or more.
+Two parties send no second list, as in Private-ID (Buddhavarapu et al.,
+https://eprint.iacr.org/2020/599): the other party raises ``H(X_i)^s1`` for both rounds
+(`raise_both`), and party i raises what comes back to s2·s3. With more parties the
+blinded list needs a key of its own: under s1, a party that forwards it could find its
+elements in the union. A party computes 2·Σ|X_j| + |U| exponentiations, and |X_i| more
+with three parties or more.
 
 Lists whose order could link elements are sorted by their bytes; the blinded lists keep
 the order of the blinded elements, which is random to everybody else.
@@ -32,7 +28,7 @@ docs/alignment.md ("What is revealed") says what each party and the server learn
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,7 +41,6 @@ from .elements import (
     ListError,
     Positions,
     as_strings,
-    check_ascending,
     check_distinct,
     framed,
     order_of,
@@ -122,10 +117,8 @@ class PsuParty:
         padding: int = 0,
     ) -> None:
         if len(ring) < 2 or len(set(ring)) != len(ring) or name not in ring:
-            raise ConfigError(
-                f"alignment needs two or more parties with different names, '{name}' "
-                f"among them, not {list(ring)}"
-            )
+            needed = f"two or more parties with different names, '{name}' among them"
+            raise ConfigError(f"alignment needs {needed}, not {list(ring)}")
         if not session:
             raise ConfigError("an alignment session needs a unique name")
         self.name = name
@@ -162,10 +155,7 @@ class PsuParty:
         return first[order_of(first)], blinded[self._order]
 
     def raise_both(self, owner: str, elements: Elements) -> tuple[Elements, Elements]:
-        """Return the other party's list, raised and sorted, and blinded in its order.
-
-        For two parties only.
-        """
+        """Return the list of the only other party, raised, and blinded in its order."""
         keys = self._begin("first", owner)
         self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=True)
@@ -194,7 +184,7 @@ class PsuParty:
             raise ListError(f"the complete list of '{owner}' came out of turn")
         self._check_count(owner, elements)
         # no check against lists seen before: parties with the same ids send the same
-        check_ascending(elements)
+        check_distinct(elements, ascending=True)
         if owner != self.ring[1]:  # which this party has raised itself, the last one
             self.group.validate(elements)
         self._complete[owner] = elements
@@ -214,7 +204,7 @@ class PsuParty:
             raise ListError("the merging party has raised the union already")
         keys = self._begin_second()
         self._check_new(elements)
-        check_ascending(elements)
+        check_distinct(elements, ascending=True)
         return self._raise_second(elements, keys)
 
     def unblind(self, returned: Elements) -> None:
@@ -224,7 +214,7 @@ class PsuParty:
         if len(returned) != len(self._order):
             problem = f"{len(returned)} elements instead of {len(self._order)}"
             raise ListError(f"the blinded list has {problem}")
-        check_distinct(returned)
+        check_distinct(returned, ascending=False)
         keys = self._keys  # without the one that announce used
         blind = keys.blind if self.two else keys.first
         self._mine = self._power(returned, blind, keys.rest)
@@ -233,10 +223,9 @@ class PsuParty:
         """Keep the universal ids."""
         self._begin("universe", "")
         if len(universe) != self._size:
-            raise ListError(
-                f"the universal ids are {len(universe)} instead of {self._size}"
-            )
-        check_ascending(universe)
+            found = f"{len(universe)} instead of {self._size}"
+            raise ListError(f"the universal ids are {found}")
+        check_distinct(universe, ascending=True)
         if self.name != self.ring[-1]:  # which made them
             self.group.validate(universe)
         self._universe = universe
@@ -335,7 +324,7 @@ class PsuParty:
         """Refuse a wrong count, a repeated element and a list that came before."""
         self._check_count(owner, elements)
         self._check_new(elements)
-        (check_ascending if ascending else check_distinct)(elements)
+        check_distinct(elements, ascending)
 
     def _check_count(self, owner: str, elements: Elements) -> None:
         count = self._counts.setdefault(owner, len(elements))
@@ -355,16 +344,13 @@ class PsuParty:
 class PsiParty(PsuParty):
     """One party of one private set intersection, with the steps of the union.
 
-    The merging party makes the intersection of the lists instead of their union. A
-    party computes |I| instead of |U| exponentiations for them. It does not learn which
-    of its ids only some parties share: the merging party cannot recognise its own ids
-    under the keys of others.
+    The merging party makes the intersection of the lists instead of their union, and
+    parties compute |I| instead of |U| exponentiations. No party learns which of its ids
+    only some share: the merging one cannot recognise ids under the keys of others.
     """
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
-        common = reduce(
-            partial(np.intersect1d, assume_unique=True), map(as_strings, lists)
-        )
+        common = reduce(np.intersect1d, map(as_strings, lists))
         return common.view(np.uint8).reshape(-1, self.group.size)
 
     def _size_allowed(self, size: int) -> bool:
@@ -374,9 +360,7 @@ class PsiParty(PsuParty):
         """Return the intersection without the dummies, which all parties share."""
         inside = positions[positions >= 0]
         if len(np.unique(inside)) != len(universe) or len(inside) != len(universe):
-            raise ListError(
-                "the intersection has elements that are not this party's ids"
-            )
+            raise ListError("the intersection has elements that this party lacks")
         own, dummies = positions[: self._own], positions[self._own :]
         kept = np.ones(len(universe), bool)
         kept[dummies[dummies >= 0]] = False
