@@ -114,7 +114,7 @@ class StackedParty(PassiveParty):
         if self.together or self.divided:
             return self.together
         first = self.members[0]
-        if any(member._pending is not None for member in self.members):
+        if any(member._waiting for member in self.members):
             return False  # they began the step alone, and end it alone
         states = {stacked: self._gathered(own) for stacked, own in self._optimized()}
         steps = {member.step for member in self.members}
@@ -131,7 +131,7 @@ class StackedParty(PassiveParty):
         if self.optimizer is not None:
             self.optimizer.state.update(states)
         self.step, self.schedule, self._epoch = first.step, first.schedule, 0
-        self._pending = None
+        self._waiting = []
         self.together = True
         return True
 
@@ -159,10 +159,10 @@ class StackedParty(PassiveParty):
         if not self.together:
             return
         self.together = False
-        waiting, self._pending = self._pending, None
-        if waiting is not None:  # the forward pass is done again by each
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:  # the forward pass is done again by each member
             for name, module, key in self._buffers:
-                getattr(module, key).copy_(waiting.buffers[name])
+                getattr(module, key).copy_(each.buffers[name])
         for stacked, own in self._tensors():
             state = self.optimizer.state.get(stacked) if self.optimizer else None
             for i, (member, each) in enumerate(zip(self.members, own, strict=True)):
@@ -171,13 +171,13 @@ class StackedParty(PassiveParty):
                     member.optimizer.state[each] = {
                         key: _part(value, i, stacked) for key, value in state.items()
                     }
-        if waiting is not None:
-            for member in self.members:
-                random = member.random.states
-                alone = replace(waiting, output=None, random=random, buffers={})
-                member._pending = alone
+        for member in self.members:
+            alone = {"output": None, "random": member.random.states, "buffers": {}}
+            member._waiting = [replace(each, **alone) for each in waiting]
 
-    def run_model(self, rows: Tensor) -> Tensor:
+    def embed_rows(
+        self, rows: Tensor, at: tuple[int | str, ...] = (), training: bool = False
+    ) -> Tensor:
         """Return the embeddings of all members for some rows."""
         output: Tensor = self.model(*(f.index_select(1, rows) for f in self.features))
         return output
@@ -195,13 +195,9 @@ class StackedParty(PassiveParty):
     ) -> dict[str, Tensor]:
         """Train all models on the gradients of the batch that is waiting."""
         assert gradient is not None  # a group is not asked if one was withheld
-        waiting = self._pending
-        if (
-            waiting is not None
-            and waiting.output is not None
-            and gradient.shape == waiting.output.shape
-            and math.isfinite(gradient.sum().item())
-        ):
+        outputs = [each.output for each in self._waiting if each.output is not None]
+        fits = outputs and gradient.shape == outputs[0].shape
+        if fits and math.isfinite(gradient.sum().item()):
             super().backward(step, gradient)
             for member in self.members:
                 member.step = step
@@ -230,14 +226,13 @@ class StackedParty(PassiveParty):
         for training in (True, False):
             before = [buffer.clone() for buffer in buffers]
             with RandomState(0, self.device):
-                outputs = self.model.train(training)(
-                    *(f.index_select(1, rows) for f in self.features)
-                )
+                self.model.train(training)
+                outputs = self.embed_rows(rows)
                 after = [buffer.clone() for buffer in buffers]
                 _restore(buffers, before)
                 for i, member in enumerate(self.members):
                     member.model.train(training)
-                    pairs = [(member.run_model(rows), outputs[i])]
+                    pairs = [(member.embed_rows(rows), outputs[i])]
                     both = zip(buffers, after, strict=True)
                     pairs += [(buffer[i], now[i]) for buffer, now in both]
                     if not all(_close(*pair) for pair in pairs):
