@@ -34,8 +34,7 @@ class AlignmentSettings:
     trust_server : bool (default: False)
         Whether it takes part without pins. The server could then read the lists.
     normalise : Normaliser | str | None (default: None)
-        Maps different spellings of an id to one: a function, or a name of
-        `flower_vfl.alignment.NORMALISERS`. All parties need the same.
+        As for `encode_ids`. All parties need the same.
     methods : tuple[str, ...] (default: ("psu", "psi"))
         Methods that the party takes part in. In an intersection every party learns
         which of its ids all others have; ``("psu",)`` refuses that.

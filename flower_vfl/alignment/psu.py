@@ -71,18 +71,16 @@ class AlignedIds:
     universe : Elements
         The universal ids, sorted: the same at every party.
     positions : Positions
-        Row of the universal id of each of the party's ids, in the order of the ids; -1
-        for an id that is not in the intersection.
+        Row of the universal id of each own id; -1 if it is not in the intersection.
     dummies : Positions
-        Rows of the party's dummy ids (see `flower_vfl.alignment.ids`).
+        Rows of the party's dummy ids.
     counts : Mapping[str, int]
         How many ids each party announced, dummies included.
 
     Examples
     --------
     >>> import numpy as np
-    >>> none = np.empty(0, np.int64)
-    >>> universe = np.zeros((3, 32), np.uint8)
+    >>> universe, none = np.zeros((3, 32), np.uint8), np.empty(0, np.int64)
     >>> own = AlignedIds(universe, np.array([2, 0]), none, {"bank": 2, "shop": 2})
     >>> len(own.universe), own.positions.tolist()
     (3, [2, 0])

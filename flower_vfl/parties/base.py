@@ -240,7 +240,8 @@ class Party:
     ) -> Tensor:
         """Return the embeddings of rows of the run, or of own rows without `at`."""
         if at and self.imputer.row_index is not None:
-            return self.imputer.embed(rows, at, training, self.embed_rows)
+            synthesizer = self.imputer.synthesizer
+            return synthesizer.embed(rows, at, training, self.embed_rows)
         assert self.model is not None  # only called by parties that have one
         # index_select is several times faster than part[rows].
         batch = [part.index_select(0, rows) for part in self.features]

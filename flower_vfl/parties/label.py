@@ -264,7 +264,7 @@ class LabelParty(Party):
             raise PartyError(self.name, f"its loss is {loss}", remedy, step)
         self.step = step
         if self.imputer.row_index is not None:
-            self.imputer.commit()
+            self.imputer.synthesizer.commit()
         leaving = clean = dict(zip(received, gradients, strict=True))
         measured: list[Measurement] = []
         if not self.defender.idle:

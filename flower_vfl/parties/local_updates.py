@@ -91,22 +91,19 @@ class BatchCache:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the batches in their order."""
-        return [_own_memory(vars(each)) for each in self._batches]
+        each_batch = map(vars, self._batches)
+        return [{k: _copied(v) for k, v in batch.items()} for batch in each_batch]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._batches = [CachedBatch(**each) for each in state]
 
 
-def _own_memory(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return a batch without views, which are saved with all that they are views of."""
-    copies = dict(batch)
-    for key, value in batch.items():
-        if isinstance(value, Tensor):
-            copies[key] = value.clone()
-        elif isinstance(value, list):
-            copies[key] = [each.clone() for each in value]
-    return copies
+def _copied(value: Any) -> Any:
+    """Return no views, which are saved with all that they are views of."""
+    if isinstance(value, list):
+        return [each.clone() for each in value]
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def build_cache(config: TrainingConfig) -> BatchCache | None:
@@ -121,10 +118,9 @@ def check_objective(objective: Objective, config: TrainingConfig) -> None:
     """Refuse an objective that is not a mean over rows, if there are local updates."""
     plain = type(objective).step is TopModelObjective.step and not objective.by_row
     if config.local_steps > 1 and not plain:
-        raise ConfigError(
-            f"{type(objective).__name__} cannot weight rows, which local updates need; "
-            "use cross-entropy or mean-squared-error, or local_steps=1"
-        )
+        problem = f"{type(objective).__name__} cannot weight rows for local updates"
+        remedy = "use cross-entropy or mean-squared-error, or local_steps=1"
+        raise ConfigError(f"{problem}; {remedy}")
 
 
 def row_weights(

@@ -179,7 +179,7 @@ class PassiveParty(Party):
         finally:
             self.weights = {}
         if self.pipeline:
-            self.imputer.commit()  # like buffers: the next pass goes on from this one
+            self.imputer.synthesizer.commit()  # like buffers, for the next pass
         waiting.output = output
         return output
 
@@ -265,7 +265,7 @@ class PassiveParty(Party):
                     self._update = dict(zip(self._parameters, updates, strict=True))
         if self.imputer.row_index is not None:
             if not self.pipeline:
-                self.imputer.commit()
+                self.imputer.synthesizer.commit()
             self._trained = self._rows_of(pending), output.detach()
         del self._waiting[0]
         self.ahead = len(self._waiting)

@@ -223,7 +223,7 @@ class DefensePolicy:
             return self.build(defense)
 
 
-_AT_LABEL = 'Defense(..., at="label") at the strategy (defense-at="label" in a config)'
+AT_LABEL = 'Defense(..., at="label") at the strategy (defense-at="label" in a config)'
 
 
 def _check_leakage(
@@ -238,12 +238,12 @@ def _check_leakage(
     if leakage.membership and at_strategy:
         problem = "cannot measure how well its synthetic labels are hidden: a defense "
         problem += "at the strategy changes its gradients after they leave"
-        raise PartyError(name, problem, f"Have this node apply it: {_AT_LABEL}")
+        raise PartyError(name, problem, f"Have this node apply it: {AT_LABEL}")
 
 
 def untrusted(name: str, what: str, step: int | None) -> PartyError:
     """Return the error of a label party that is asked for too much."""
     problem = f"a defense at the strategy asks for {what}, and this node does not trust"
     remedy = "Set trust-server=true in this node's config, or have this node apply the "
-    remedy += f"defense itself: {_AT_LABEL}"
+    remedy += f"defense itself: {AT_LABEL}"
     return PartyError(name, f"{problem} the server with them", remedy, step)

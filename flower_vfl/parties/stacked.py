@@ -33,7 +33,7 @@ class StackedModel(nn.Module):
         super().__init__()
         self._one = (models[0],)  # whose code runs; a tuple, for it is no submodule
         parameters, buffers = stack_module_state(list(models))
-        self._names = [*parameters], [*buffers]
+        self._names = [*parameters, *buffers]
         self.weights = nn.ParameterList(parameters.values())
         for own, stacked in zip(models[0].parameters(), self.weights, strict=True):
             stacked.requires_grad_(own.requires_grad)
@@ -50,44 +50,35 @@ class StackedModel(nn.Module):
         rows, cuda = inputs[0].shape[1], inputs[0].is_cuda
         chunk = None if cuda else max(1, _ROWS // max(rows, 1))
         buffers = list(self.buffers())
-        run = vmap(self._run, chunk_size=chunk)
-        output: Tensor
         # Copies, because autograd refuses a buffer that is changed after it was used.
-        copies = [buffer.clone() for buffer in buffers]
-        output, *changed = run(list(self.weights), copies, inputs)
+        tensors = [*self.weights, *(buffer.clone() for buffer in buffers)]
+        output: Tensor
+        output, *changed = vmap(self._run, chunk_size=chunk)(tensors, inputs)
         with torch.no_grad():
-            for buffer, now in zip(buffers, changed, strict=True):
-                buffer.copy_(now)
+            _restore(buffers, changed)
         return output
 
     def _run(
-        self, weights: list[Tensor], buffers: list[Tensor], inputs: tuple[Tensor, ...]
+        self, tensors: list[Tensor], inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return the output of one model and its buffers, which it may replace."""
-        named = [
-            dict(zip(names, tensors, strict=True))
-            for names, tensors in zip(self._names, (weights, buffers), strict=True)
-        ]
-        both = {**named[0], **named[1]}
-        output = functional_call(self._one[0], both, inputs)
-        return output, *(both[name] for name in self._names[1])
+        named = dict(zip(self._names, tensors, strict=True))
+        output = functional_call(self._one[0], named, inputs)
+        return output, *(named[name] for name in self._names[len(self.weights) :])
 
 
 class StackedParty(PassiveParty):
-    """Passive parties that compute together and are a passive party to their node.
+    """Passive parties that compute together: a passive party to their node.
 
-    What it returns and takes has a leading dimension of parties. While they compute
-    together, weights and buffers of the members are views of the stacked ones; before
-    a message reaches a member alone, :meth:`release` gives each its own state back.
+    Meanwhile weights and buffers of the members are views of the stacked ones. Before a
+    message reaches a member alone, :meth:`release` gives each its own state back.
     """
 
     def __init__(self, members: Sequence[PassiveParty]) -> None:
         first = members[0]
+        features = zip(*(member.features for member in members), strict=True)
         super().__init__(
-            [
-                torch.stack(parts)
-                for parts in zip(*(m.features for m in members), strict=True)
-            ],
+            [torch.stack(parts) for parts in features],
             StackedModel([member.model for member in members]),
             optimizer=first.make_optimizer,
             name=f"{first.name} and {len(members) - 1} others",
@@ -116,11 +107,11 @@ class StackedParty(PassiveParty):
         first = self.members[0]
         if any(member._waiting for member in self.members):
             return False  # they began the step alone, and end it alone
-        states = {stacked: self._gathered(own) for stacked, own in self._optimized()}
+        pairs = [(t, own) for t, own in self._tensors() if t.requires_grad]
+        states = {stacked: self._gathered(own) for stacked, own in pairs}
         steps = {member.step for member in self.members}
         if len(steps) > 1 or any(state is None for state in states.values()):
-            text = "the parties of '%s' took different steps: they go on one by one"
-            log(WARNING, text, self.name)
+            log(WARNING, "%s: steps differ, so they go on one by one", self.name)
             self.divided = True
             return False
         with torch.no_grad():
@@ -134,10 +125,6 @@ class StackedParty(PassiveParty):
         self._waiting = []
         self.together = True
         return True
-
-    def _optimized(self) -> Iterable[tuple[Tensor, list[Tensor]]]:
-        """Return every stacked weight that is trained, with those of the members."""
-        return ((t, own) for t, own in self._tensors() if t.requires_grad)
 
     def _gathered(self, own: Sequence[Tensor]) -> dict[str, Any] | None:
         """Return the stacked optimizer state of a weight; None if steps differ."""
@@ -168,9 +155,8 @@ class StackedParty(PassiveParty):
             for i, (member, each) in enumerate(zip(self.members, own, strict=True)):
                 each.data = stacked.detach()[i].clone()
                 if state and member.optimizer is not None:
-                    member.optimizer.state[each] = {
-                        key: _part(value, i, stacked) for key, value in state.items()
-                    }
+                    parts = {k: _part(v, i, stacked) for k, v in state.items()}
+                    member.optimizer.state[each] = parts
         for member in self.members:
             alone = {"output": None, "random": member.random.states, "buffers": {}}
             member._waiting = [replace(each, **alone) for each in waiting]
@@ -216,8 +202,7 @@ class StackedParty(PassiveParty):
     def misfits(self) -> list[PassiveParty]:
         """Return the members whose model differs from the stacked one, from two rows.
 
-        Models of one architecture may differ in what is no tensor. Raises what torch
-        raises about a model that cannot be stacked at all.
+        Raises what torch raises about a model that cannot be stacked at all.
         """
         rows = torch.arange(min(2, len(self.members[0].features[0])))
         rows, buffers = rows.to(self.device), list(self.model.buffers())
