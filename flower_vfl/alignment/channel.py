@@ -77,18 +77,14 @@ class SecureChannel:
         trust_server: bool = False,
     ) -> None:
         if pins is None and not trust_server:
-            raise ConfigError(
-                "no public keys of the other parties are pinned, and the server could "
-                "read what is sent; pin them, or declare the server trusted"
-            )
+            problem = "no keys of the other parties are pinned: the server could read"
+            raise ConfigError(f"{problem}; pin them, or declare the server trusted")
         if pins is not None and identity is None:
             raise ConfigError("a party that pins keys needs a private key of its own")
-        self.name = name
+        self.name, self._pins = name, pins
         self._context = framed(TAG, session, agreed)
-        self._identity = identity or Identity()
-        self._long_term = identity is not None
+        self._identity, self._long_term = identity or Identity(), identity is not None
         self._fresh: Identity | None = Identity()
-        self._pins = pins
         self._keys: dict[tuple[str, str], bytes] = {}  # by sender and receiver
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from Crypto.Math.Numbers import Integer
@@ -61,12 +61,10 @@ KEY_BITS = {2048: 256, 3072: 320}
 def system_sodium() -> ctypes.CDLL | None:
     """Return the system's libsodium, or None where there is none new enough."""
     for ending in ("so.26", "so.23", "so", "dylib", "dll"):
-        try:
+        with suppress(OSError):
             library = ctypes.CDLL(f"libsodium.{ending}")
-        except OSError:
-            continue
-        if all(hasattr(library, function) for function in _NEEDED):
-            return library
+            if all(hasattr(library, function) for function in _NEEDED):
+                return library
     return None
 
 
@@ -160,21 +158,17 @@ class Ristretto255(Group):
         for number in range(len(rows)):
             if is_valid(source + 32 * number) != 1:
                 self._refuse(rows, number)
-        zero = np.flatnonzero(~rows.any(axis=1))
-        if len(zero):
-            self._refuse(rows, int(zero[0]))
+        for number in np.flatnonzero(~rows.any(axis=1)):
+            self._refuse(rows, int(number))
 
     def _check_last_bit(self, rows: Elements) -> None:
         """Refuse bit 255, which libsodium 1.0.18 ignores: two encodings of a point."""
-        bad = np.flatnonzero(rows[:, 31] & 0x80)
-        if len(bad):
-            self._refuse(rows, int(bad[0]))
+        for number in np.flatnonzero(rows[:, 31] & 0x80):
+            self._refuse(rows, int(number))
 
-    def _refuse(self, rows: Elements, number: int) -> None:
-        invalid = "is not a canonical ristretto255 encoding"
-        raise InvalidElementError(
-            number, invalid if rows[number].any() else "is the identity"
-        )
+    def _refuse(self, rows: Elements, number: int) -> NoReturn:
+        zero, invalid = "is the identity", "is not a canonical ristretto255 encoding"
+        raise InvalidElementError(number, invalid if rows[number].any() else zero)
 
 
 def jacobi(number: int, modulus: int) -> int:

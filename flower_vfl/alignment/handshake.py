@@ -1,9 +1,8 @@
 """A party's side of the alignment handshake, and the alignment that it saves.
 
 A `Member` turns the steps of one party on the ring into round messages; n parties need
-2n + 1 exchanges. Lists become encrypted chunks (`ChunkCodec`) that fit into messages.
-Everything random is drawn at the start: a step that is repeated after a crash gives the
-same chunks, and no nonce is ever used for two contents.
+2n + 1 exchanges. Everything random is drawn at the start: a step that is repeated after
+a crash gives the same chunks, and no nonce is ever used for two contents.
 """
 
 from __future__ import annotations
@@ -213,8 +212,7 @@ class Handshake:
             problem = f"does not take part in '{config.method}', {others}"
             remedy = "Choose another alignment, or alignment-methods of that node"
             raise PartyError(name, problem, remedy)
-        self.name = name
-        self.config = config
+        self.name, self.config = name, config
         group, session = make_group(config.group), config.session
         settings = own.identity, own.pins_of_others(name), own.trust_server
         self._channel = SecureChannel(name, session, config.agreed(), *settings)

@@ -29,7 +29,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,15 +51,10 @@ from .ids import dummy_messages
 Phase = Literal["first", "blinded", "union", "universe"]
 # Attributes of a party that its state has as they are
 _FIELDS = (
-    *("_own", "_done", "_seen", "_counts", "_complete"),
+    *("_keys", "_dummies", "_own", "_done", "_seen", "_counts", "_complete"),
     *("_order", "_size", "_mine", "_universe", "exponentiations"),
 )
-
-
-class _Keys(NamedTuple):
-    first: int  # s1
-    blind: int  # s2
-    rest: int  # s3
+_Keys = tuple[int, int, int]  # s1, s2, s3
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +120,15 @@ class PsuParty:
         self.group = group
         self.exponentiations = 0
         self._own = len(messages)
-        self._messages: Sequence[bytes] | None = [*messages, *dummy_messages(padding)]
+        self._messages: Sequence[bytes] | None = messages
+        self._dummies: Sequence[bytes] | None = dummy_messages(padding)
         self._session = session
-        self._keys: _Keys | None = _Keys(*(group.random_key() for _ in range(3)))
+        s1, s2, s3 = (group.random_key() for _ in range(3))
+        self._keys: _Keys | None = (s1, s2, s3)
         self._order: Positions | None = None
         self._done: set[tuple[Phase, str]] = set()
         self._seen: set[bytes] = set()
-        self._counts: dict[str, int] = {name: len(self._messages)}
+        self._counts: dict[str, int] = {name: len(messages) + padding}
         self._size: int | None = None
         self._complete: dict[str, Elements] = {}
         self._mine: Elements | None = None
@@ -139,33 +136,33 @@ class PsuParty:
 
     def announce(self) -> tuple[Elements, Elements | None]:
         """Return this party's list for the first round and its blinded list, if any."""
-        keys = self._begin("first", self.name)
+        s1, s2, _ = self._begin("first", self.name)
         self._done.add(("blinded", self.name))
-        assert self._messages is not None  # they are here until this step
-        hashed = self.group.hash(self._messages, self._session)
-        self._messages = None
-        first = self._power(hashed, keys.first)
+        assert self._messages is not None and self._dummies is not None  # until now
+        hashed = self.group.hash([*self._messages, *self._dummies], self._session)
+        self._messages = self._dummies = None
+        first = self._power(hashed, s1)
         if self.two:
             self._order = order_of(first)
             return first[self._order], None
-        blinded = self._power(hashed, keys.blind)
+        blinded = self._power(hashed, s2)
         self._order = order_of(blinded)
         return first[order_of(first)], blinded[self._order]
 
     def raise_both(self, owner: str, elements: Elements) -> tuple[Elements, Elements]:
         """Return the list of the only other party, raised, and blinded in its order."""
-        keys = self._begin("first", owner)
+        s1, s2, s3 = self._begin("first", owner)
         self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=True)
-        raised = self._power(elements, keys.first)
-        blinded = self._power(raised, keys.blind, keys.rest)
+        raised = self._power(elements, s1)
+        blinded = self._power(raised, s2, s3)
         return raised[order_of(raised)], blinded
 
     def raise_first(self, owner: str, elements: Elements) -> Elements:
         """Return another party's list of the first round, raised and sorted."""
-        keys = self._begin("first", owner)
+        s1, _, _ = self._begin("first", owner)
         self._check_list(owner, elements, ascending=True)
-        raised = self._power(elements, keys.first)
+        raised = self._power(elements, s1)
         return raised[order_of(raised)]
 
     def raise_blinded(self, owner: str, elements: Elements) -> Elements:
@@ -213,9 +210,8 @@ class PsuParty:
             problem = f"{len(returned)} elements instead of {len(self._order)}"
             raise ListError(f"the blinded list has {problem}")
         check_distinct(returned, ascending=False)
-        keys = self._keys  # without the one that announce used
-        blind = keys.blind if self.two else keys.first
-        self._mine = self._power(returned, blind, keys.rest)
+        s1, s2, s3 = self._keys
+        self._mine = self._power(returned, s2 if self.two else s1, s3)
 
     def accept(self, universe: Elements) -> None:
         """Keep the universal ids."""
@@ -245,25 +241,16 @@ class PsuParty:
 
     def close(self) -> None:
         """Forget the keys, the ids and all lists; no step can follow."""
-        self._keys = self._messages = self._order = None
-        self._mine = self._universe = None
+        self._keys = self._messages = self._dummies = None
+        self._order = self._mine = self._universe = None
         self._complete.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and arrays, without the ids."""
-        keys, waiting = self._keys, self._messages
-        return {
-            "keys": None if keys is None else tuple(keys),
-            "dummies": None if waiting is None else waiting[self._own :],
-            **{name: getattr(self, name) for name in _FIELDS},
-        }
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of the same party and session."""
-        keys, dummies = state["keys"], state["dummies"]
-        self._keys = None if keys is None else _Keys(*keys)
-        own = [] if self._messages is None else self._messages[: self._own]
-        self._messages = None if dummies is None else [*own, *dummies]
         for name in _FIELDS:
             setattr(self, name, state[name])
 
@@ -310,7 +297,7 @@ class PsuParty:
         if not self._size_allowed(len(elements)):
             raise ListError(f"the merged list cannot have {len(elements)} elements")
         self._size = len(elements)
-        raised = self._power(elements, keys.blind, keys.rest)
+        raised = self._power(elements, *keys[1:])
         return raised[order_of(raised)]
 
     def _power(self, elements: Elements, *keys: int) -> Elements:

@@ -43,9 +43,8 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
-        raise ConfigError(
-            f"the device '{name}' is not available ({reason}); use auto or cpu"
-        ) from error
+        problem = f"the device '{name}' is not available ({reason}); use auto or cpu"
+        raise ConfigError(problem) from error
     return device
 
 
@@ -158,7 +157,9 @@ class Party:
         parameters = [p for p in self.trained_parameters() if p.requires_grad]
         if parameters:
             self.optimizer = self.make_optimizer(parameters)
-        self.set_learning_rate(config.learning_rate)
+        groups = [group for each in self.optimizers() for group in each.param_groups]
+        for group in groups if config.learning_rate else ():
+            group["lr"] = config.learning_rate
 
     def training_seed(self, config: TrainingConfig) -> int | Noise:
         """Return what dropout and the like are drawn from."""
@@ -179,13 +180,6 @@ class Party:
         output.backward(gradient)  # type: ignore[no-untyped-call]
         if self.optimizer is not None:
             self.optimizer.step()
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of every optimizer; 0 leaves them alone."""
-        if rate:
-            for optimizer in self.optimizers():
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
@@ -215,8 +209,7 @@ class Party:
         """Return the schedule, or raise if the run has not been configured."""
         if self.schedule is None:
             problem = "was asked to work before the run was configured"
-            remedy = "Start the run with VerticalStrategy.start, which does so first"
-            raise PartyError(self.name, problem, remedy)
+            raise PartyError(self.name, problem, "Start it with VerticalStrategy.start")
         return self.schedule
 
     def training_rows(self, step: int, epoch: int, index: int) -> Tensor:

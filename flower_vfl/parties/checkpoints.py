@@ -123,7 +123,7 @@ class RecordStore:
         origin = [self.owner, check_tag(tag), run, secrets.token_hex(16)]
         content, line = to_bytes(state), json.dumps(origin)
         digest = _digest(content, line)
-        self._put(tag, b"".join([content, f"\n{digest} {line}".encode()]))
+        self._put(tag, content + f"\n{digest} {line}".encode())
         return digest
 
     def load(self, tag: str, run: str = "", digest: str = "") -> dict[str, Any]:

@@ -104,10 +104,8 @@ class LabelParty(Party):
         build_defense: DefenseFactory | None = None,
     ) -> None:
         if (features is None) != (model is None):
-            raise ConfigError(
-                "a label party with features needs a bottom model for them, and a "
-                "bottom model needs features: give both or neither"
-            )
+            one = "features without a bottom model, or a bottom model without features"
+            raise ConfigError(f"a label party has {one}: give both or neither")
         imputation = imputation or Imputation()
         given = (features, model, optimizer, name, ids, split, device)
         super().__init__(*given, imputation)

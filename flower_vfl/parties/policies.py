@@ -137,11 +137,9 @@ class NodePolicy:
 
     def measured(self, found: list[Measurement]) -> list[Measurement]:
         """Return measured leakage as it may leave."""
-        if self.report_metrics == "all":
-            return found
-        if self.report_metrics == "none":
-            return []
-        return [replace(each, value=round(each.value, _DIGITS)) for each in found]
+        if self.report_metrics == "rounded":
+            return [replace(each, value=round(each.value, _DIGITS)) for each in found]
+        return found if self.report_metrics == "all" else []
 
     def predictions(self, party: str, found: Tensor) -> Tensor:
         """Return predictions as they may leave."""
@@ -154,11 +152,9 @@ class NodePolicy:
 
 def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:
     """Return numbers as they may leave."""
-    if report == "none":
-        return {}
-    if report == "all":
-        return dict(values)
-    return {name: round(value, _DIGITS) for name, value in values.items()}
+    if report == "rounded":
+        return {name: round(value, _DIGITS) for name, value in values.items()}
+    return dict(values) if report == "all" else {}
 
 
 def _refused(party: str, what: str, setting: str, hint: str = "") -> PartyError:

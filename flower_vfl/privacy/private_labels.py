@@ -75,10 +75,8 @@ class PrivateLabels:
         """Refuse a run that would act on true labels, or that breaks the budget."""
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
         if self.privacy.canaries and leakage is None:
-            where = "Leakage(...) at the strategy (attack in the run config)"
-            raise ConfigError(
-                f"canaries are measured with the leakage: name attacks in {where}"
-            )
+            attacks = "name attacks in Leakage(...) (attack in the run config)"
+            raise ConfigError(f"canaries are measured with the leakage: {attacks}")
         if self.mechanism is not None and leakage is not None:
             if leakage.limit is not None:
                 problem = "a leak limit depends on true labels and tells about them"
