@@ -158,8 +158,8 @@ class Ristretto255(Group):
         for number in range(len(rows)):
             if is_valid(source + 32 * number) != 1:
                 self._refuse(rows, number)
-        for number in np.flatnonzero(~rows.any(axis=1)):
-            self._refuse(rows, int(number))
+        for zero in np.flatnonzero(~rows.any(axis=1)):
+            self._refuse(rows, int(zero))
 
     def _check_last_bit(self, rows: Elements) -> None:
         """Refuse bit 255, which libsodium 1.0.18 ignores: two encodings of a point."""
