@@ -75,11 +75,7 @@ def rows_of(elements: Elements, universe: Elements) -> Positions:
 
 
 class Group(ABC):
-    """A group of prime order in which the decisional Diffie-Hellman problem is hard.
-
-    Keys are integers from 1 to ``order - 1``. All cores work on a list: the arithmetic
-    is done in C without the interpreter's lock.
-    """
+    """A group of prime order in which the decisional Diffie-Hellman problem is hard."""
 
     name: str
     size: int  # bytes of an element
@@ -158,6 +154,7 @@ class Group(ABC):
 
     def _parallel(self, count: int, work: Callable[[int, int], None]) -> None:
         """Call ``work(start, stop)`` for all chunks; the first error in order wins."""
+        # Threads, because the arithmetic is done in C without the interpreter's lock.
         starts = range(0, count, self._chunk)
         stops = [min(start + self._chunk, count) for start in starts]
 

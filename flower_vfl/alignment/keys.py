@@ -1,8 +1,4 @@
-"""A party's own settings of an alignment, and the files of its keys.
-
-A private key is a file with one line that only its owner can read. Public keys are
-written in base64 or in hexadecimal digits.
-"""
+"""A party's own settings of an alignment, and the files of its keys."""
 
 from __future__ import annotations
 

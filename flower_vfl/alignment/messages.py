@@ -1,7 +1,4 @@
-"""What travels in an alignment: the fields of a round, and the records that carry them.
-
-docs/alignment.md ("The handshake") says what each stage of an ``ALIGN`` request brings.
-"""
+"""What travels in an alignment; docs/alignment.md ("The handshake") explains it."""
 
 from __future__ import annotations
 

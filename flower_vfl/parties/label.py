@@ -224,10 +224,7 @@ class LabelParty(Party):
         embeddings: Mapping[str, Tensor],
         late: bool = False,
     ) -> LabelStep:
-        """Train on one batch and return a gradient for each passive party.
-
-        With `late`, what the gradients leak may be reported with the next step.
-        """
+        """Train on a batch; with `late`, leaks may be reported with the next step."""
         self._set_training(True)
         rows = self.training_rows(step, epoch, index)
         if self._labels is None:

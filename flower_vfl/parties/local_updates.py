@@ -7,8 +7,7 @@ cache of one batch, a party uses the newest one again, as in FedBCD.
 After each exchanged batch, every party makes further updates from the last batches that
 it exchanged, the one used longest ago first. A row counts with the cosine of what it
 gives now and what it gave when it was exchanged: its embedding at a passive party, the
-gradient of its embeddings at the label party. Each update is an ordinary training pass:
-it draws dropout, and updates the running averages of batch normalisation.
+gradient of its embeddings at the label party.
 """
 
 from __future__ import annotations

@@ -135,10 +135,7 @@ class PassiveParty(Party):
     def forward(
         self, step: int, epoch: int, index: int, probed: bool = False
     ) -> Tensor:
-        """Return the embedding of a training batch and wait for its gradient.
-
-        With `probed`, the gradients of all layers are kept for :meth:`backward`.
-        """
+        """Return the embedding of a batch; `probed` keeps the gradients of layers."""
         others = self._waiting if self.pipeline else []
         for waiting in others:
             if waiting.step == step:  # asked again, after a checkpoint was restored
@@ -230,10 +227,9 @@ class PassiveParty(Party):
     def backward(
         self, step: int, gradient: Tensor | None, probed: bool = False
     ) -> dict[str, Tensor]:
-        """Train the bottom model on the gradient of the batch that is waiting.
+        """Train on the gradient of the waiting batch, or not if it was withheld (None).
 
-        None, a gradient that a defense withheld, leaves the model as it is. With
-        `probed`, the gradient of the output of every layer is returned.
+        With `probed`, the gradient of the output of every layer is returned.
         """
         pending = self._waiting[0] if self._waiting else None
         if pending is None or pending.step != step or pending.output is None:

@@ -200,10 +200,7 @@ class StackedParty(PassiveParty):
         return torch.stack([member.embed(split, index) for member in self.members])
 
     def misfits(self) -> list[PassiveParty]:
-        """Return the members whose model differs from the stacked one, from two rows.
-
-        Raises what torch raises about a model that cannot be stacked at all.
-        """
+        """Return the members whose model differs from the stacked one for two rows."""
         rows = torch.arange(min(2, len(self.members[0].features[0])))
         rows, buffers = rows.to(self.device), list(self.model.buffers())
         found = set()

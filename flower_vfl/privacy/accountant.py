@@ -266,11 +266,9 @@ def _composed(
 
 
 def _auc(epsilons: np.ndarray[Any, Any], deltas: np.ndarray[Any, Any]) -> float:
-    """Return the AUC above the trade-off curve of symmetric (epsilon, delta) pairs.
-
-    No test with false positives x misses less than 1 − δ − e^ε·x, or with both errors
-    exchanged; the largest of these lines is the curve.
-    """
+    """Return the AUC above the trade-off curve of symmetric (epsilon, delta) pairs."""
+    # No test with false positives x misses less than 1 − δ − e^ε·x, or with both errors
+    # exchanged; the largest of these lines is the curve.
     steep = np.exp(epsilons)
     slopes = np.concatenate([steep[::-1], 1.0 / steep[1:]])
     height = np.concatenate([(1.0 - deltas)[::-1], ((1.0 - deltas) / steep)[1:]])
@@ -290,8 +288,7 @@ def composed_auc(sum_kls: Iterable[float]) -> float:
 def guarantee_of_run(label: Guarantee, sum_kls: Mapping[str, float]) -> Guarantee:
     """Return what the label party says, and Marvell's bound.
 
-    `sum_kls` has its divergences by passive party, the largest of each epoch added
-    up: infinite where a gradient left without one, empty without Marvell.
+    `sum_kls` has sums of divergences by passive party, infinite for no bound.
     """
     if not sum_kls:
         return label
@@ -338,10 +335,9 @@ class Ledger:
         return int(content["key"], 16)
 
     def register(self, release: Release, digest: str, note: bool = True) -> Guarantee:
-        """Note a release, unless it was made before; return what holds after it.
+        """Return what holds after a release; with `note`, write down a new one.
 
-        The keyed `digest` is of labels and ids: the same labels, randomised in the same
-        way with the same key, reveal nothing new. With `note` False, only ask.
+        The keyed `digest` is of labels and ids: the same draws reveal nothing new.
         """
         with self._lock():
             content = self._read()

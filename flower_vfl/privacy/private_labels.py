@@ -136,10 +136,7 @@ class PrivateLabels:
         return secret if known is None else known
 
     def draw(self, key: int, training: Tensor, numbers: Tensor) -> None:
-        """Randomise all labels; canaries are among the own rows of the training rows.
-
-        `numbers` are those that the training rows have in the run.
-        """
+        """Randomise all labels; `numbers` are those of the own `training` rows."""
         start, self.key = self.true.clone(), key
         if count := self.privacy.canaries:
             from flower_vfl.leakage.canaries import Canaries

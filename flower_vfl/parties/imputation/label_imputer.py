@@ -208,10 +208,9 @@ class LabelImputer:
         counts = class_counts(self._known, self._classes).double()
         frequencies = counts / counts.sum()
         synthetic = self._synthesizer.class_shares(frequencies)
-        drawn = isinstance(self._synthesizer, RandomPred)
         if labelled == 1.0:  # there are no synthetic labels
-            synthetic, drawn = torch.zeros_like(frequencies), False
-        if synthetic is None and not drawn:
+            synthetic = torch.zeros_like(frequencies)
+        if synthetic is None and not isinstance(self._synthesizer, RandomPred):
             kind = type(self._synthesizer).__name__
             raise ConfigError(
                 f"predictions cannot be calibrated: the class shares of {kind} labels "
