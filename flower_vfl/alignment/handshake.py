@@ -74,9 +74,7 @@ class Member:
     """A party on the ring."""
 
     def __init__(self, party: PsuParty) -> None:
-        self.party = party
-        self.name = party.name
-        self.ring = party.ring
+        self.party, self.name, self.ring = party, party.name, party.ring
         self.aligned: AlignedIds | None = None
         self._senders = expected(party.ring, party.name)
         self._received: set[_ListKey] = set()
@@ -100,13 +98,12 @@ class Member:
         try:
             self._check(header)
             return self._answer(header, message.elements)
-        except (ListError, InvalidElementError) as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, ListError | InvalidElementError):
+                raise
             problem = f"has sent a bad list to '{self.name}' ({header.phase}): {error}"
             raise PartyError(header.sender, problem, REMEDY) from None
-        except BaseException:
-            self.close()
-            raise
 
     def missing(self) -> tuple[str, Phase] | None:
         """Return sender and phase of the first list that has not come, if any."""

@@ -40,8 +40,7 @@ class LabelParty(Party):
     Parameters
     ----------
     labels : ArrayLike | None
-        One label per row: 0/1, class numbers or values. None for a party that only
-        predicts.
+        One label per row: 0/1, class numbers or values; None to predict only.
     objective : Objective
         What it optimises, with the top model, e.g. ``CrossEntropy(nn.Linear(32, 1))``.
     features : Features | None (default: None)
@@ -62,11 +61,9 @@ class LabelParty(Party):
         Whether raw gradients, and labels, may be handed to a defense that runs at the
         strategy, and whether the strategy may decide what noise is drawn from.
     defense : GradientTransform | None (default: None)
-        A defense of its own, applied before anything leaves, whatever the strategy
-        says.
+        A defense of its own, applied before anything leaves.
     label_privacy : LabelPrivacy | None (default: None)
-        Randomise every label once, so that a bound holds for the whole training:
-        ``LabelPrivacy(auc=0.65)``.
+        Randomise every label once, for a bound that holds for the whole training.
     build_defense : Callable[[str], GradientTransform] | None (default: None)
         Builds the defense that the strategy names for this node, usually
         ``flower_vfl.strategies.build_defense``.

@@ -72,8 +72,7 @@ class PassiveParty(Party):
         One id per row. They never leave the party; a keyed digest shows whether all
         parties have the same ids in the same order.
     split : NDArray[np.int8] | None (default: None)
-        ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
-        decide.
+        ``TRAIN``, ``VALID`` or ``TEST`` per row; None: by the strategy's fractions.
     device : str | torch.device (default: "auto")
         Where it computes; ``"auto"`` takes a GPU where there is one.
     imputation : Imputation (default: Imputation())
