@@ -61,7 +61,7 @@ class LabelParty(Party):
         Whether raw gradients, and labels, may be handed to a defense that runs at the
         strategy, and whether the strategy may decide what noise is drawn from.
     defense : GradientTransform | None (default: None)
-        A defense of its own, applied before anything leaves.
+        A defense of its own, applied before anything leaves, whatever a strategy says.
     label_privacy : LabelPrivacy | None (default: None)
         Randomise every label once, for a bound that holds for the whole training.
     build_defense : Callable[[str], GradientTransform] | None (default: None)
