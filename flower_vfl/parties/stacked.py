@@ -147,9 +147,9 @@ class StackedParty(PassiveParty):
             return
         self.together = False
         waiting, self._waiting = self._waiting, []
-        for each in waiting:  # the forward pass is done again by each member
+        for passed in waiting:  # the forward pass is done again by each member
             for name, module, key in self._buffers:
-                getattr(module, key).copy_(each.buffers[name])
+                getattr(module, key).copy_(passed.buffers[name])
         for stacked, own in self._tensors():
             state = self.optimizer.state.get(stacked) if self.optimizer else None
             for i, (member, each) in enumerate(zip(self.members, own, strict=True)):
@@ -158,8 +158,11 @@ class StackedParty(PassiveParty):
                     parts = {k: _part(v, i, stacked) for k, v in state.items()}
                     member.optimizer.state[each] = parts
         for member in self.members:
-            alone = {"output": None, "random": member.random.states, "buffers": {}}
-            member._waiting = [replace(each, **alone) for each in waiting]
+            random = member.random.states
+            member._waiting = [
+                replace(passed, output=None, random=random, buffers={})
+                for passed in waiting
+            ]
 
     def embed_rows(
         self, rows: Tensor, at: tuple[int | str, ...] = (), training: bool = False
