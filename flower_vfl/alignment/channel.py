@@ -26,10 +26,7 @@ from flower_vfl.errors import ConfigError, PartyError
 from .elements import TAG, Group, framed
 from .messages import REMEDY, EncryptedChunk, Header, Hello, RoundMessage
 
-_REMEDY = (
-    "Somebody may be changing messages on their way; the handshake has ended and "
-    "nothing of it was kept"
-)
+_REMEDY = f"Somebody may be changing messages on their way. {REMEDY}"
 
 
 class ChannelError(PartyError):
@@ -54,11 +51,8 @@ class Identity:
     def __init__(self, private: bytes | None = None) -> None:
         if private is not None and len(private) != 32:
             raise ConfigError("a private key has 32 bytes")
-        self._key = (
-            x25519.X25519PrivateKey.generate()
-            if private is None
-            else x25519.X25519PrivateKey.from_private_bytes(private)
-        )
+        kind = x25519.X25519PrivateKey
+        self._key = kind.from_private_bytes(private) if private else kind.generate()
         self.public = self._key.public_key().public_bytes_raw()
 
     def private_bytes(self) -> bytes:
@@ -83,18 +77,14 @@ class SecureChannel:
         trust_server: bool = False,
     ) -> None:
         if pins is None and not trust_server:
-            raise ConfigError(
-                "no public keys of the other parties are pinned, and the server could "
-                "read what is sent; pin them, or declare the server trusted"
-            )
+            problem = "no keys of the other parties are pinned: the server could read"
+            raise ConfigError(f"{problem}; pin them, or declare the server trusted")
         if pins is not None and identity is None:
             raise ConfigError("a party that pins keys needs a private key of its own")
-        self.name = name
+        self.name, self._pins = name, pins
         self._context = framed(TAG, session, agreed)
-        self._identity = identity or Identity()
-        self._long_term = identity is not None
+        self._identity, self._long_term = identity or Identity(), identity is not None
         self._fresh: Identity | None = Identity()
-        self._pins = pins
         self._keys: dict[tuple[str, str], bytes] = {}  # by sender and receiver
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}
@@ -145,48 +135,34 @@ class SecureChannel:
         """Return a chunk from this party."""
         key = self._keys.get((self.name, header.receiver))
         if header.sender != self.name or key is None:
-            raise ConfigError(
-                f"'{self.name}' cannot encrypt a chunk from '{header.sender}' to "
-                f"'{header.receiver}'"
-            )
+            which = f"from '{header.sender}' to '{header.receiver}'"
+            raise ConfigError(f"'{self.name}' cannot encrypt a chunk {which}")
         number = self._sent.get(header.receiver, 0)
         self._sent[header.receiver] = number + 1  # first: a number is never used twice
-        cipher = ChaCha20Poly1305(key)
-        encrypted = cipher.encrypt(_nonce(number), content, header.to_bytes())
-        return EncryptedChunk(header, number, encrypted)
+        given = number.to_bytes(12, "big"), content, header.to_bytes()
+        return EncryptedChunk(header, number, ChaCha20Poly1305(key).encrypt(*given))
 
     def decrypt(self, chunk: EncryptedChunk) -> bytes:
         """Return the content of a chunk for this party; an error ends the session."""
-        try:
-            content = self._decrypt_next(chunk)
-        except ChannelError:
-            self.close()
-            raise
-        sender = chunk.header.sender
-        self._received[sender] = self._received.get(sender, 0) + 1
-        return content
-
-    def _decrypt_next(self, chunk: EncryptedChunk) -> bytes:
         header, sender = chunk.header, chunk.header.sender
-        key = self._keys.get((sender, self.name))
+        key, turn = self._keys.get((sender, self.name)), self._received.get(sender, 0)
         if header.receiver != self.name or sender == self.name or key is None:
-            raise ChannelError(
-                sender, f"has sent a chunk that is not for '{self.name}'", _REMEDY
-            )
-        turn = self._received.get(sender, 0)
-        if chunk.number != turn:
+            problem = f"has sent a chunk that is not for '{self.name}'"
+        elif chunk.number != turn:
             kind = "replayed" if chunk.number < turn else "out of order"
             problem = f"chunk {chunk.number} is {kind}; {turn} is next"
-            raise ChannelError(sender, problem, _REMEDY)
-        cipher = ChaCha20Poly1305(key)
-        try:
-            return cipher.decrypt(_nonce(turn), chunk.content, header.to_bytes())
-        except InvalidTag:
-            problem = (
-                f"chunk {turn} was changed, or encrypted for other settings or by "
-                "somebody else"
-            )
-            raise ChannelError(sender, problem, _REMEDY) from None
+        else:
+            given = turn.to_bytes(12, "big"), chunk.content, header.to_bytes()
+            try:
+                content = ChaCha20Poly1305(key).decrypt(*given)
+            except InvalidTag:
+                cause = "was changed, or encrypted by others or for other settings"
+                problem = f"chunk {turn} {cause}"
+            else:
+                self._received[sender] = turn + 1
+                return content
+        self.close()
+        raise ChannelError(sender, problem, _REMEDY)
 
     def close(self) -> None:
         """Forget the keys of this session."""
@@ -197,21 +173,18 @@ class SecureChannel:
         """Return the secrets of this session, without a long-term private key."""
         fresh, own = self._fresh, None if self._long_term else self._identity
         return {
-            "fresh": None if fresh is None else fresh.private_bytes(),
+            "fresh": fresh and fresh.private_bytes(),
             "own": own.private_bytes() if own and fresh else None,
-            "keys": self._keys,
-            "sent": self._sent,
-            "received": self._received,
+            **{"keys": self._keys, "sent": self._sent, "received": self._received},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state of the same party and session."""
         fresh, own = state["fresh"], state["own"]
         self._fresh = None if fresh is None else Identity(fresh)
-        if own is not None:
-            self._identity = Identity(own)
-        self._keys = state["keys"]
-        self._sent, self._received = state["sent"], state["received"]
+        self._identity = self._identity if own is None else Identity(own)
+        self._keys, self._sent = state["keys"], state["sent"]
+        self._received = state["received"]
 
     def _session_key(self) -> Identity:
         if self._fresh is None:
@@ -277,7 +250,3 @@ class ChunkCodec:
             sender: (Header.from_list(awaited), bytearray(received))
             for sender, (awaited, received) in state.items()
         }
-
-
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(12, "big")

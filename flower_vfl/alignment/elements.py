@@ -57,22 +57,12 @@ def order_of(elements: Elements) -> Positions:
     return np.argsort(as_strings(elements), kind="stable").astype(np.int64, copy=False)
 
 
-def is_ascending(elements: Elements) -> bool:
-    """Return whether the rows are sorted and no two are equal."""
-    rows = as_strings(elements)
-    return bool(np.all(rows[:-1] < rows[1:]))
-
-
-def check_ascending(elements: Elements) -> None:
-    """Refuse a list that is not sorted or that repeats an element."""
-    if not is_ascending(elements):
-        raise ListError("the list is not sorted or repeats an element")
-
-
-def check_distinct(elements: Elements) -> None:
-    """Refuse a list that repeats an element."""
-    if not is_ascending(elements[order_of(elements)]):
-        raise ListError("the list repeats an element")
+def check_distinct(elements: Elements, ascending: bool) -> None:
+    """Refuse a list that repeats an element, or that must be sorted and is not."""
+    rows = as_strings(elements if ascending else elements[order_of(elements)])
+    if not np.all(rows[:-1] < rows[1:]):
+        unsorted = "is not sorted or " if ascending else ""
+        raise ListError(f"the list {unsorted}repeats an element")
 
 
 def rows_of(elements: Elements, universe: Elements) -> Positions:
@@ -85,11 +75,7 @@ def rows_of(elements: Elements, universe: Elements) -> Positions:
 
 
 class Group(ABC):
-    """A group of prime order in which the decisional Diffie-Hellman problem is hard.
-
-    Keys are integers from 1 to ``order - 1``. All cores work on a list: the arithmetic
-    is done in C without the interpreter's lock.
-    """
+    """A group of prime order in which the decisional Diffie-Hellman problem is hard."""
 
     name: str
     size: int  # bytes of an element
@@ -153,23 +139,22 @@ class Group(ABC):
 
     def decode(self, content: bytes | bytearray) -> Elements:
         """Return the list that some bytes hold, without validating its elements."""
-        if len(content) % self.size:
-            raise InvalidElementError(
-                len(content) // self.size, f"has fewer than {self.size} bytes"
-            )
+        rows, rest = divmod(len(content), self.size)
+        if rest:
+            raise InvalidElementError(rows, f"has fewer than {self.size} bytes")
         return np.frombuffer(content, np.uint8).reshape(-1, self.size)
 
     def _rows(self, elements: Elements) -> Elements:
         """Return the list in contiguous memory, after a check of its shape."""
         shaped = elements.ndim == 2 and elements.shape[1] == self.size
         if elements.dtype != np.uint8 or not shaped:
-            raise InvalidElementError(
-                0, f"is not a row of {self.size} bytes, which {self.name} needs"
-            )
+            needed = f"a row of {self.size} bytes, which {self.name} needs"
+            raise InvalidElementError(0, f"is not {needed}")
         return np.ascontiguousarray(elements)
 
     def _parallel(self, count: int, work: Callable[[int, int], None]) -> None:
         """Call ``work(start, stop)`` for all chunks; the first error in order wins."""
+        # Threads, because the arithmetic is done in C without the interpreter's lock.
         starts = range(0, count, self._chunk)
         stops = [min(start + self._chunk, count) for start in starts]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from Crypto.Math.Numbers import Integer
@@ -22,14 +22,6 @@ from flower_vfl.errors import ConfigError, check_name
 
 from .elements import Elements, Group, InvalidElementError
 
-RISTRETTO_ORDER = 2**252 + 27742317777372353535851937790883648493
-_SYSTEM_NAMES = (
-    "libsodium.so.26",
-    "libsodium.so.23",
-    "libsodium.so",
-    "libsodium.dylib",
-    "libsodium.dll",
-)
 _NEEDED = {  # name of the function: how many addresses it takes
     "crypto_core_ristretto255_from_hash": 2,
     "crypto_core_ristretto255_is_valid_point": 1,
@@ -68,13 +60,11 @@ KEY_BITS = {2048: 256, 3072: 320}
 
 def system_sodium() -> ctypes.CDLL | None:
     """Return the system's libsodium, or None where there is none new enough."""
-    for name in _SYSTEM_NAMES:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        if all(hasattr(library, function) for function in _NEEDED):
-            return library
+    for ending in ("so.26", "so.23", "so", "dylib", "dll"):
+        with suppress(OSError):
+            library = ctypes.CDLL(f"libsodium.{ending}")
+            if all(hasattr(library, function) for function in _NEEDED):
+                return library
     return None
 
 
@@ -112,10 +102,8 @@ def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p] * count
         function.restype = ctypes.c_int
-    known = ctypes.create_string_buffer(32)
-    library.crypto_core_ristretto255_from_hash(
-        known, hashlib.sha512(_KNOWN_TEXT).digest()
-    )
+    known, digest = ctypes.create_string_buffer(32), hashlib.sha512(_KNOWN_TEXT)
+    library.crypto_core_ristretto255_from_hash(known, digest.digest())
     if known.raw.hex() != _KNOWN_ELEMENT:
         raise ConfigError("libsodium does not compute ristretto255 as RFC 9496 says")
     return library
@@ -125,13 +113,13 @@ class Ristretto255(Group):
     """ristretto255: prime order, 32 bytes an element, about 128 bits of security.
 
     SHA-512 and the map of RFC 9496 make an element of a message, like a random oracle.
-    (A hash used as the coordinate of an X25519 point would not do: whether it is on the
-    curve or on its twist survives every exponentiation and links elements.)
+    (With a hash as the coordinate of an X25519 point, elements could be linked: whether
+    it is on the curve or on its twist survives every exponentiation.)
     """
 
     name = "ristretto255"
     size = 32
-    order = RISTRETTO_ORDER
+    order = 2**252 + 27742317777372353535851937790883648493
     _chunk = 512
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
@@ -139,7 +127,7 @@ class Ristretto255(Group):
 
     def random_key(self) -> int:
         """Return a fresh secret key."""
-        return 1 + secrets.randbelow(RISTRETTO_ORDER - 1)
+        return 1 + secrets.randbelow(self.order - 1)
 
     def _hash_rows(self, messages: Sequence[bytes], rows: Elements) -> None:
         from_hash = self._sodium.crypto_core_ristretto255_from_hash
@@ -170,21 +158,17 @@ class Ristretto255(Group):
         for number in range(len(rows)):
             if is_valid(source + 32 * number) != 1:
                 self._refuse(rows, number)
-        zero = np.flatnonzero(~rows.any(axis=1))
-        if len(zero):
-            self._refuse(rows, int(zero[0]))
+        for zero in np.flatnonzero(~rows.any(axis=1)):
+            self._refuse(rows, int(zero))
 
     def _check_last_bit(self, rows: Elements) -> None:
         """Refuse bit 255, which libsodium 1.0.18 ignores: two encodings of a point."""
-        bad = np.flatnonzero(rows[:, 31] & 0x80)
-        if len(bad):
-            self._refuse(rows, int(bad[0]))
+        for number in np.flatnonzero(rows[:, 31] & 0x80):
+            self._refuse(rows, int(number))
 
-    def _refuse(self, rows: Elements, number: int) -> None:
-        if rows[number].any():
-            reason = "is not a canonical ristretto255 encoding"
-            raise InvalidElementError(number, reason)
-        raise InvalidElementError(number, "is the identity")
+    def _refuse(self, rows: Elements, number: int) -> NoReturn:
+        zero, invalid = "is the identity", "is not a canonical ristretto255 encoding"
+        raise InvalidElementError(number, invalid if rows[number].any() else zero)
 
 
 def jacobi(number: int, modulus: int) -> int:
@@ -206,16 +190,14 @@ class Modp(Group):
     """The quadratic residues modulo a safe prime p = 2q + 1: a group of prime order q.
 
     SHAKE256 maps a message to 128 bits more than p has; the number is reduced modulo p
-    and squared. Without the square, the Jacobi symbol would link elements: an odd power
-    keeps it.
+    and squared: odd powers keep the Jacobi symbol, which would link elements.
 
     Keys are short: 256 bits for 2048, 320 bits for 3072. This is sound because the
     order is a large prime, received elements are checked to be residues, and the best
     known search for a short key takes 2^127 and 2^159 steps, more than the discrete
-    logarithm of a full key costs (Koshiba and Kurosawa, Short Exponent Diffie-Hellman
-    Problems, 2004). GMP's exponentiation takes a time that depends on the key: unlike
-    `Ristretto255`, this group does not protect against an observer who can time single
-    exponentiations on the same computer.
+    logarithm of a full key (Koshiba and Kurosawa, Short Exponent Diffie-Hellman
+    Problems, 2004). GMP's time depends on the key: unlike `Ristretto255`, this does not
+    protect against someone who can time single exponentiations on the same computer.
     """
 
     _chunk = 32

@@ -1,9 +1,8 @@
 """A party's side of the alignment handshake, and the alignment that it saves.
 
 A `Member` turns the steps of one party on the ring into round messages; n parties need
-2n + 1 exchanges. Lists become encrypted chunks (`ChunkCodec`) that fit into messages.
-Everything random is drawn at the start: a step that is repeated after a crash gives the
-same chunks, and no nonce is ever used for two contents.
+2n + 1 exchanges. Everything random is drawn at the start: a step that is repeated after
+a crash gives the same chunks, and no nonce is ever used for two contents.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ class Member:
     """A party on the ring."""
 
     def __init__(self, party: PsuParty) -> None:
-        self.party = party
-        self.name = party.name
-        self.ring = party.ring
+        self.party, self.name, self.ring = party, party.name, party.ring
         self.aligned: AlignedIds | None = None
         self._senders = expected(party.ring, party.name)
         self._received: set[_ListKey] = set()
@@ -101,20 +98,17 @@ class Member:
         try:
             self._check(header)
             return self._answer(header, message.elements)
-        except (ListError, InvalidElementError) as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, ListError | InvalidElementError):
+                raise
             problem = f"has sent a bad list to '{self.name}' ({header.phase}): {error}"
             raise PartyError(header.sender, problem, REMEDY) from None
-        except BaseException:
-            self.close()
-            raise
 
     def missing(self) -> tuple[str, Phase] | None:
         """Return sender and phase of the first list that has not come, if any."""
-        for key, sender in self._senders.items():
-            if key not in self._received:
-                return sender, key[0]
-        return None
+        keys = (key for key in self._senders if key not in self._received)
+        return next(((self._senders[key], key[0]) for key in keys), None)
 
     def close(self) -> None:
         """Forget everything but the aligned ids."""
@@ -122,10 +116,9 @@ class Member:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and arrays, without the ids."""
-        aligned = self.aligned
         return {
             "party": self.party.state_dict(),
-            "aligned": None if aligned is None else aligned.state_dict(),
+            "aligned": self.aligned and self.aligned.state_dict(),
             "received": self._received,
             "incomplete": self._incomplete,
         }
@@ -214,21 +207,14 @@ class Handshake:
         if config.method not in own.methods:
             others = f"only in {' and '.join(own.methods)}"
             problem = f"does not take part in '{config.method}', {others}"
-            remedy = (
-                "Choose another alignment, or change alignment-methods of that node"
-            )
+            remedy = "Choose another alignment, or alignment-methods of that node"
             raise PartyError(name, problem, remedy)
-        self.name = name
-        self.config = config
-        group = make_group(config.group)
-        session, pins = config.session, own.pins_of_others(name)
-        self._channel = SecureChannel(
-            name, session, config.agreed(), own.identity, pins, own.trust_server
-        )
-        kind = METHODS[config.method]
-        self._member = Member(
-            kind(name, config.ring, ids, group, session, config.padding)
-        )
+        self.name, self.config = name, config
+        group, session = make_group(config.group), config.session
+        settings = own.identity, own.pins_of_others(name), own.trust_server
+        self._channel = SecureChannel(name, session, config.agreed(), *settings)
+        given = config.ring, ids, group, session, config.padding
+        self._member = Member(METHODS[config.method](name, *given))
         own.check(name, config.padding, config.ring[0])
         rows = max(1, config.chunk_bytes // group.size)
         self._chunk_bytes = rows * group.size + TAG_BYTES
@@ -287,10 +273,8 @@ class Handshake:
         self.close()
         if missing is not None:
             sender, phase = missing
-            where = f"at '{self.name}', or not all of it"
-            raise PartyError(
-                sender, f"its {phase} list has not arrived {where}", REMEDY
-            )
+            problem = f"its {phase} list has not arrived at '{self.name}'"
+            raise PartyError(sender, f"{problem}, or not all of it", REMEDY)
         assert aligned is not None  # all lists have come
         return SavedAlignment(aligned, aligned.fingerprint(self.config.agreed()))
 
@@ -338,8 +322,7 @@ class Handshake:
 def ids_of(name: str, ids: Any, own: AlignmentSettings) -> list[bytes]:
     """Return the encoded ids of a party."""
     if ids is None:
-        remedy = "Give it the id of each of its rows"
-        raise PartyError(name, "has no ids to align", remedy)
+        raise PartyError(name, "has no ids to align", "Give it an id for every row")
     return encode_ids(ids, own.normalise)
 
 

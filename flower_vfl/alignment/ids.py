@@ -1,11 +1,8 @@
 """Encoding of ids as bytes, and dummy ids that blur the size of the intersection.
 
-An id is a text, an integer or bytes. Its encoding begins with its type and its length:
-``1``, ``"1"`` and ``b"1"`` are three ids. Texts are Unicode-normalised (NFC). Floats
-and booleans are refused: a table makes floats of an integer column with gaps, and two
-tables need not round in the same way.
-
-Errors name positions and types, never an id, because they end up in logs.
+An id is a text, an integer or bytes: ``1``, ``"1"`` and ``b"1"`` are three ids. Floats
+are refused: a table makes them of an integer column with gaps, and two tables need not
+round in the same way. Errors name positions, never an id, because they end up in logs.
 
 All parties know one pool of ``2 * padding`` dummy ids, and each adds a secret half of
 it, drawn for this session: the number of dummies that two parties share is random.
@@ -16,13 +13,12 @@ import math
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError, check_name
+from flower_vfl.errors import ConfigError, check_name, require
 
 Id = str | int | bytes
 Normaliser = Callable[[Id], Id]
@@ -78,48 +74,32 @@ def encode_ids(
     >>> encode_ids(["a@x.org"]) == encode_ids([" A@x.org"], "lower_email")
     True
     """
-    change = normaliser(normalise)
+    if not callable(normalise):
+        check_name("normaliser", normalise or "none", NORMALISERS)
+        normalise = NORMALISERS[normalise or "none"]
     messages: list[bytes] = []
     for position, given in enumerate(ids):
         try:
-            messages.append(encode_id(change(plain(given))))
+            messages.append(encode_id(normalise(plain(given))))
         except ConfigError as error:
             raise ConfigError(f"id at position {position}: {error}") from None
         except Exception as error:  # of a normaliser; its message may hold the id
             problem = f"the normaliser failed with {type(error).__name__}"
             raise ConfigError(f"id at position {position}: {problem}") from None
-    _refuse_duplicates(messages)
-    return messages
-
-
-def _refuse_duplicates(messages: Sequence[bytes]) -> None:
     first: dict[bytes, int] = {}
     repeats = [
-        (first[message], position)
+        f"{first[message]} and {position}"
         for position, message in enumerate(messages)
         if first.setdefault(message, position) != position
     ]
-    if not repeats:
-        return
-    shown = ", ".join(f"{early} and {late}" for early, late in repeats[:_SHOWN])
-    more = ", ..." if len(repeats) > _SHOWN else ""
-    raise ConfigError(
-        f"{len(repeats)} of {len(messages)} ids repeat an earlier one after "
-        f"normalisation (positions {shown}{more}); keep one row per id"
-    )
-
-
-def normaliser(given: Normaliser | str | None) -> Normaliser:
-    """Return a normaliser by name, or the one that was given."""
-    if callable(given):
-        return given
-    check_name("normaliser", given or "none", NORMALISERS)
-    return NORMALISERS[given or "none"]
-
-
-def unchanged(given: Id) -> Id:
-    """Return the id as it is."""
-    return given
+    if repeats:
+        shown = ", ".join(repeats[:_SHOWN])
+        shown += ", ..." if len(repeats) > _SHOWN else ""
+        raise ConfigError(
+            f"{len(repeats)} of {len(messages)} ids repeat an earlier one after "
+            f"normalisation (positions {shown}); keep one row per id"
+        )
+    return messages
 
 
 def lower_email(given: Id) -> Id:
@@ -162,10 +142,8 @@ def e164(given: Id) -> Id:
     '+4930123456'
     """
     if not isinstance(given, str):
-        raise ConfigError(
-            f"a phone number is a text, not a {type(given).__name__}: a number "
-            "loses its + and its leading zeros"
-        )
+        kind = type(given).__name__
+        raise ConfigError(f"a phone number is a text, not a {kind}: the + gets lost")
     text = unicodedata.normalize("NFKC", given)
     if "(0)" in text:  # +44 (0)20: the zero is not dialled from abroad
         raise ConfigError("a phone number must not contain '(0)'; omit that zero")
@@ -174,9 +152,7 @@ def e164(given: Id) -> Id:
         text = "+" + text[2:]
     digits = text[1:]
     if not (text.startswith("+") and digits.isascii() and digits.isdigit()):
-        raise ConfigError(
-            "this is not a phone number with a country code, such as +49 30 1234"
-        )
+        raise ConfigError("this is no phone number with country code: +49 30 1234")
     if digits.startswith("0") or not 7 <= len(digits) <= 15:
         raise ConfigError("an E.164 number has 7 to 15 digits and starts with 1 to 9")
     return text
@@ -191,7 +167,7 @@ def _whole_number(given: Id) -> Id:
 
 
 NORMALISERS: dict[str, Normaliser] = {
-    "none": unchanged,
+    "none": plain,
     "lower_email": lower_email,
     "e164": e164,
     "whole_number": _whole_number,
@@ -219,20 +195,9 @@ def spelled_alike(first: set[str], second: set[str]) -> tuple[str, str, str] | N
 
 def dummy_messages(padding: int) -> list[bytes]:
     """Return a secret random half of the pool of dummy ids."""
-    if padding < 0:
-        raise ConfigError(f"padding must not be negative, got {padding}")
+    require(padding >= 0, "padding", "at least 0", padding)
     chosen = secrets.SystemRandom().sample(range(2 * padding), padding)
     return [b"d" + (8).to_bytes(8, "big") + n.to_bytes(8, "big") for n in chosen]
-
-
-def shared_dummies(padding: int) -> NDArray[np.float64]:
-    """Return the probability of 0, 1, ..., `padding` shared dummies."""
-    numbers = np.arange(1, 2 * padding + 1)
-    factorial = np.append(0.0, np.log(numbers).cumsum())  # logarithms of 0!, 1!, ...
-    own = factorial[padding] - factorial[: padding + 1] - factorial[padding::-1]
-    every = factorial[-1] - 2 * factorial[padding]
-    chances: NDArray[np.float64] = np.exp(2 * own - every)
-    return chances
 
 
 def padding_delta(padding: int, epsilon: float) -> float:
@@ -250,9 +215,11 @@ def padding_delta(padding: int, epsilon: float) -> float:
     >>> print(f"{padding_delta(100, 0.5):.4f}")
     0.0056
     """
-    if epsilon < 0:
-        raise ConfigError(f"epsilon must not be negative, got {epsilon}")
-    chances = np.append(shared_dummies(padding), 0.0)
+    from scipy.stats import hypergeom  # a second, which no run needs
+
+    require(epsilon >= 0, "epsilon", "at least 0", epsilon)
+    shared = hypergeom(2 * padding, padding, padding)  # number of common dummies
+    chances = shared.pmf(np.arange(padding + 2))
     shifted = np.append(0.0, chances[:-1])  # one id more in the intersection
     excess = np.maximum(chances - math.exp(epsilon) * shifted, 0).sum()
     return float(min(1.0, excess))

@@ -1,8 +1,4 @@
-"""A party's own settings of an alignment, and the files of its keys.
-
-A private key is a file with one line that only its owner can read. Public keys are
-written in base64 or in hexadecimal digits.
-"""
+"""A party's own settings of an alignment, and the files of its keys."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from flower_vfl.errors import ConfigError, PartyError, check_name
@@ -20,8 +15,6 @@ from flower_vfl.errors import ConfigError, PartyError, check_name
 from .channel import Identity
 from .ids import Normaliser
 from .psu import METHODS
-
-_from_base64 = partial(base64.b64decode, validate=True)
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,7 @@ class AlignmentSettings:
     trust_server : bool (default: False)
         Whether it takes part without pins. The server could then read the lists.
     normalise : Normaliser | str | None (default: None)
-        Maps different spellings of an id to one: a function, or a name of
-        `flower_vfl.alignment.NORMALISERS`. All parties need the same.
+        As for `encode_ids`. All parties need the same.
     methods : tuple[str, ...] (default: ("psu", "psi"))
         Methods that the party takes part in. In an intersection every party learns
         which of its ids all others have; ``("psu",)`` refuses that.
@@ -93,9 +85,7 @@ class AlignmentSettings:
             raise PartyError(name, f"{problem}, not with {padding}", remedy)
         if self.merging and merging not in self.merging:
             problem = f"does not let '{merging}' merge the lists"
-            remedy = (
-                "The first party of the ring merges; see merging-party of that node"
-            )
+            remedy = "The ring's first party merges; see merging-party of that node"
             raise PartyError(name, problem, remedy)
 
     def pins_of_others(self, name: str) -> dict[str, bytes] | None:
@@ -129,10 +119,9 @@ def read_key(path: Path) -> Identity:
         others = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the private key '{path}' cannot be read ({error}); make one with "
-            f"'flower-vfl key {path}'"
-        ) from None
+        remedy = f"make one with 'flower-vfl key {path}'"
+        problem = f"the private key '{path}' cannot be read ({error}); {remedy}"
+        raise ConfigError(problem) from None
     if os.name == "posix" and others:
         raise ConfigError(
             f"the private key '{path}' can be read by others; run 'chmod 600 {path}', "
@@ -148,10 +137,8 @@ def write_key(path: Path) -> Identity:
     try:
         handle = os.open(path.expanduser(), flags, 0o600)
     except FileExistsError:
-        raise ConfigError(
-            f"'{path}' exists already and may be pinned by others; choose another "
-            "file, or remove it first"
-        ) from None
+        problem = f"'{path}' exists already and may be pinned by others"
+        raise ConfigError(f"{problem}; choose another file, or remove it") from None
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be written ({error})") from None
     with os.fdopen(handle, "w") as file:
@@ -169,14 +156,13 @@ def read_pins(given: str) -> dict[str, bytes]:
             raise ConfigError(f"the pins '{given}' cannot be read ({error})") from None
     else:
         for part in given.split(","):
-            name, separator, key = part.partition("=")
-            if not (name.strip() and separator):
-                raise ConfigError(
-                    f"'{part}' is not a pin; write name=key,name=key or a .toml file"
-                )
-            if name.strip() in pairs:
-                raise ConfigError(f"two keys are pinned for '{name.strip()}'")
-            pairs[name.strip()] = key
+            name, separator, key = (each.strip() for each in part.partition("="))
+            if not (name and separator):
+                form = "name=key,name=key or a .toml file"
+                raise ConfigError(f"'{part}' is not a pin; write {form}")
+            if name in pairs:
+                raise ConfigError(f"two keys are pinned for '{name}'")
+            pairs[name] = key
     return {name: parse_key(key, f"the pin of '{name}'") for name, key in pairs.items()}
 
 
@@ -189,12 +175,11 @@ def parse_key(text: object, what: str) -> bytes:
     """Return the 32 bytes of a key."""
     plain = text.strip() if isinstance(text, str) else ""
     try:
-        decode = bytes.fromhex if len(plain) == 64 else _from_base64
-        key = decode(plain)
+        is_hex = len(plain) == 64
+        key = bytes.fromhex(plain) if is_hex else base64.b64decode(plain, validate=True)
     except ValueError:
         key = b""
     if len(key) != 32:
-        raise ConfigError(
-            f"{what} is not a key of 32 bytes in base64 or hexadecimal digits"
-        )
+        form = "a key of 32 bytes in base64 or hexadecimal digits"
+        raise ConfigError(f"{what} is not {form}")
     return key

@@ -1,7 +1,4 @@
-"""What travels in an alignment: the fields of a round, and the records that carry them.
-
-docs/alignment.md ("The handshake") says what each stage of an ``ALIGN`` request brings.
-"""
+"""What travels in an alignment; docs/alignment.md ("The handshake") explains it."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from .psu import METHODS, Phase
 T = TypeVar("T")
 
 REMEDY = "The handshake has ended and nothing of it was kept; start a new one"
-_SESSION_BYTES = 16  # least length of a session's name
 _MAX_PADDING = 1 << 22  # dummy ids, which every party keeps in memory
 
 
@@ -72,7 +68,7 @@ class HandshakeConfig:
     def __post_init__(self) -> None:
         check_name("alignment method", self.method, METHODS)
         check_name("group", self.group, GROUPS)
-        if len(self.session) < _SESSION_BYTES:
+        if len(self.session) < 16:
             raise ConfigError("an alignment session needs a random name of 16 bytes")
         if not 0 <= self.padding <= _MAX_PADDING or self.chunk_bytes < 1:
             raise ConfigError("the padding or the chunk size is out of range")

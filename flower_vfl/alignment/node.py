@@ -24,14 +24,19 @@ def align(session: Session, content: Content, context: Context) -> Content:
     if stage == Stage.DROP:
         session.drop_handshake()
         return Content()
-    handshake = _handshake(session, context)
+    handshake = session.open_handshake(context)
+    if handshake is None:
+        problem = "was sent a message of a handshake that it takes no part in"
+        raise PartyError(session.party.name, problem, messages.REMEDY)
     if stage == Stage.FINISH:
         return _finish(handshake, content)
     if stage == Stage.KEYS:
         handshake.exchange_keys(messages.unpack_hellos(content))
     else:
         handshake.receive(messages.unpack_chunks(content))
-    return _next_chunks(handshake, content)
+    chunks = messages.pack_chunks(handshake.next_chunks(content.number(Key.LIMIT)))
+    done = {Key.EXPONENTIATIONS: handshake.exponentiations}
+    return Content({**chunks, Key.MORE: handshake.has_more, **done})
 
 
 def _begin(session: Session, content: Content, context: Context) -> Content:
@@ -42,12 +47,6 @@ def _begin(session: Session, content: Content, context: Context) -> Content:
     session.handshake = Handshake(party.name, config, own, ids)
     keys = messages.pack_hellos([session.handshake.hello()])
     return Content({**keys, Key.IDS: len(ids) + config.padding})
-
-
-def _next_chunks(handshake: Handshake, content: Content) -> Content:
-    chunks = messages.pack_chunks(handshake.next_chunks(content.number(Key.LIMIT)))
-    done = {Key.EXPONENTIATIONS: handshake.exponentiations}
-    return Content({**chunks, Key.MORE: handshake.has_more, **done})
 
 
 def _finish(handshake: Handshake, content: Content) -> Content:
@@ -91,11 +90,3 @@ def saved_digest(session: Session, key: bytes, context: Context) -> str:
         saved = SavedAlignment.load(open_store(context, session.party.name))
         fingerprint = "" if saved is None else saved.fingerprint
     return keyed_digest([fingerprint], key) if fingerprint else ""
-
-
-def _handshake(session: Session, context: Context) -> Handshake:
-    found = session.open_handshake(context)
-    if found is None:
-        problem = "was sent a message of a handshake that it takes no part in"
-        raise PartyError(session.party.name, problem, messages.REMEDY)
-    return found

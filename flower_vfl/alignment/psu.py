@@ -13,16 +13,12 @@ is the group element of id x.
    every other party raises it to its own s1·s2·s3, and party i raises what comes back
    to s1·s3: every id of party i is now under all keys, like the elements of U.
 
-Two parties send no second list: the blinded list is ``H(X_i)^s1`` too, as in Private-ID
-(Buddhavarapu et al., https://eprint.iacr.org/2020/599), the other party raises it for
-both rounds (`raise_both`), and party i raises what comes back to s2·s3. With more
-parties the blinded list needs a key of its own: under s1, a party that forwards it
-could find its elements in the union.
-
-The steps of Algorithm 1 are: `announce` 3 and 5, `raise_both` or `raise_first` 4 and 6,
-`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `raise_both` or
-`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes 2·Σ|X_j| + |U|
-exponentiations, and |X_i| more with three parties or more.
+Two parties send no second list, as in Private-ID (Buddhavarapu et al.,
+https://eprint.iacr.org/2020/599): the other party raises ``H(X_i)^s1`` for both rounds
+(`raise_both`), and party i raises what comes back to s2·s3. With more parties the
+blinded list needs a key of its own: under s1, a party that forwards it could find its
+elements in the union. A party computes 2·Σ|X_j| + |U| exponentiations, and |X_i| more
+with three parties or more.
 
 Lists whose order could link elements are sorted by their bytes; the blinded lists keep
 the order of the blinded elements, which is random to everybody else.
@@ -32,8 +28,8 @@ docs/alignment.md ("What is revealed") says what each party and the server learn
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from functools import reduce
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,7 +41,6 @@ from .elements import (
     ListError,
     Positions,
     as_strings,
-    check_ascending,
     check_distinct,
     framed,
     order_of,
@@ -56,15 +51,10 @@ from .ids import dummy_messages
 Phase = Literal["first", "blinded", "union", "universe"]
 # Attributes of a party that its state has as they are
 _FIELDS = (
-    *("_own", "_done", "_seen", "_counts", "_complete"),
+    *("_keys", "_dummies", "_own", "_done", "_seen", "_counts", "_complete"),
     *("_order", "_size", "_mine", "_universe", "exponentiations"),
 )
-
-
-class _Keys(NamedTuple):
-    first: int  # s1
-    blind: int  # s2
-    rest: int  # s3
+_Keys = tuple[int, int, int]  # s1, s2, s3
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +66,16 @@ class AlignedIds:
     universe : Elements
         The universal ids, sorted: the same at every party.
     positions : Positions
-        Row of the universal id of each of the party's ids, in the order of the ids; -1
-        for an id that is not in the intersection.
+        Row of the universal id of each own id; -1 if it is not in the intersection.
     dummies : Positions
-        Rows of the party's dummy ids (see `flower_vfl.alignment.ids`).
+        Rows of the party's dummy ids.
     counts : Mapping[str, int]
         How many ids each party announced, dummies included.
 
     Examples
     --------
     >>> import numpy as np
-    >>> none = np.empty(0, np.int64)
-    >>> universe = np.zeros((3, 32), np.uint8)
+    >>> universe, none = np.zeros((3, 32), np.uint8), np.empty(0, np.int64)
     >>> own = AlignedIds(universe, np.array([2, 0]), none, {"bank": 2, "shop": 2})
     >>> len(own.universe), own.positions.tolist()
     (3, [2, 0])
@@ -122,10 +110,8 @@ class PsuParty:
         padding: int = 0,
     ) -> None:
         if len(ring) < 2 or len(set(ring)) != len(ring) or name not in ring:
-            raise ConfigError(
-                f"alignment needs two or more parties with different names, '{name}' "
-                f"among them, not {list(ring)}"
-            )
+            needed = f"two or more parties with different names, '{name}' among them"
+            raise ConfigError(f"alignment needs {needed}, not {list(ring)}")
         if not session:
             raise ConfigError("an alignment session needs a unique name")
         self.name = name
@@ -134,13 +120,15 @@ class PsuParty:
         self.group = group
         self.exponentiations = 0
         self._own = len(messages)
-        self._messages: Sequence[bytes] | None = [*messages, *dummy_messages(padding)]
+        self._messages: Sequence[bytes] | None = messages
+        self._dummies: Sequence[bytes] | None = dummy_messages(padding)
         self._session = session
-        self._keys: _Keys | None = _Keys(*(group.random_key() for _ in range(3)))
+        s1, s2, s3 = (group.random_key() for _ in range(3))
+        self._keys: _Keys | None = (s1, s2, s3)
         self._order: Positions | None = None
         self._done: set[tuple[Phase, str]] = set()
         self._seen: set[bytes] = set()
-        self._counts: dict[str, int] = {name: len(self._messages)}
+        self._counts: dict[str, int] = {name: len(messages) + padding}
         self._size: int | None = None
         self._complete: dict[str, Elements] = {}
         self._mine: Elements | None = None
@@ -148,36 +136,33 @@ class PsuParty:
 
     def announce(self) -> tuple[Elements, Elements | None]:
         """Return this party's list for the first round and its blinded list, if any."""
-        keys = self._begin("first", self.name)
+        s1, s2, _ = self._begin("first", self.name)
         self._done.add(("blinded", self.name))
-        assert self._messages is not None  # they are here until this step
-        hashed = self.group.hash(self._messages, self._session)
-        self._messages = None
-        first = self._power(hashed, keys.first)
+        assert self._messages is not None and self._dummies is not None  # until now
+        hashed = self.group.hash([*self._messages, *self._dummies], self._session)
+        self._messages = self._dummies = None
+        first = self._power(hashed, s1)
         if self.two:
             self._order = order_of(first)
             return first[self._order], None
-        blinded = self._power(hashed, keys.blind)
+        blinded = self._power(hashed, s2)
         self._order = order_of(blinded)
         return first[order_of(first)], blinded[self._order]
 
     def raise_both(self, owner: str, elements: Elements) -> tuple[Elements, Elements]:
-        """Return the other party's list, raised and sorted, and blinded in its order.
-
-        For two parties only.
-        """
-        keys = self._begin("first", owner)
+        """Return the list of the only other party, raised, and blinded in its order."""
+        s1, s2, s3 = self._begin("first", owner)
         self._begin("blinded", owner)
         self._check_list(owner, elements, ascending=True)
-        raised = self._power(elements, keys.first)
-        blinded = self._power(raised, keys.blind, keys.rest)
+        raised = self._power(elements, s1)
+        blinded = self._power(raised, s2, s3)
         return raised[order_of(raised)], blinded
 
     def raise_first(self, owner: str, elements: Elements) -> Elements:
         """Return another party's list of the first round, raised and sorted."""
-        keys = self._begin("first", owner)
+        s1, _, _ = self._begin("first", owner)
         self._check_list(owner, elements, ascending=True)
-        raised = self._power(elements, keys.first)
+        raised = self._power(elements, s1)
         return raised[order_of(raised)]
 
     def raise_blinded(self, owner: str, elements: Elements) -> Elements:
@@ -194,7 +179,7 @@ class PsuParty:
             raise ListError(f"the complete list of '{owner}' came out of turn")
         self._check_count(owner, elements)
         # no check against lists seen before: parties with the same ids send the same
-        check_ascending(elements)
+        check_distinct(elements, ascending=True)
         if owner != self.ring[1]:  # which this party has raised itself, the last one
             self.group.validate(elements)
         self._complete[owner] = elements
@@ -214,7 +199,7 @@ class PsuParty:
             raise ListError("the merging party has raised the union already")
         keys = self._begin_second()
         self._check_new(elements)
-        check_ascending(elements)
+        check_distinct(elements, ascending=True)
         return self._raise_second(elements, keys)
 
     def unblind(self, returned: Elements) -> None:
@@ -224,19 +209,17 @@ class PsuParty:
         if len(returned) != len(self._order):
             problem = f"{len(returned)} elements instead of {len(self._order)}"
             raise ListError(f"the blinded list has {problem}")
-        check_distinct(returned)
-        keys = self._keys  # without the one that announce used
-        blind = keys.blind if self.two else keys.first
-        self._mine = self._power(returned, blind, keys.rest)
+        check_distinct(returned, ascending=False)
+        s1, s2, s3 = self._keys
+        self._mine = self._power(returned, s2 if self.two else s1, s3)
 
     def accept(self, universe: Elements) -> None:
         """Keep the universal ids."""
         self._begin("universe", "")
         if len(universe) != self._size:
-            raise ListError(
-                f"the universal ids are {len(universe)} instead of {self._size}"
-            )
-        check_ascending(universe)
+            found = f"{len(universe)} instead of {self._size}"
+            raise ListError(f"the universal ids are {found}")
+        check_distinct(universe, ascending=True)
         if self.name != self.ring[-1]:  # which made them
             self.group.validate(universe)
         self._universe = universe
@@ -258,25 +241,16 @@ class PsuParty:
 
     def close(self) -> None:
         """Forget the keys, the ids and all lists; no step can follow."""
-        self._keys = self._messages = self._order = None
-        self._mine = self._universe = None
+        self._keys = self._messages = self._dummies = None
+        self._order = self._mine = self._universe = None
         self._complete.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and arrays, without the ids."""
-        keys, waiting = self._keys, self._messages
-        return {
-            "keys": None if keys is None else tuple(keys),
-            "dummies": None if waiting is None else waiting[self._own :],
-            **{name: getattr(self, name) for name in _FIELDS},
-        }
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of the same party and session."""
-        keys, dummies = state["keys"], state["dummies"]
-        self._keys = None if keys is None else _Keys(*keys)
-        own = [] if self._messages is None else self._messages[: self._own]
-        self._messages = None if dummies is None else [*own, *dummies]
         for name in _FIELDS:
             setattr(self, name, state[name])
 
@@ -323,7 +297,7 @@ class PsuParty:
         if not self._size_allowed(len(elements)):
             raise ListError(f"the merged list cannot have {len(elements)} elements")
         self._size = len(elements)
-        raised = self._power(elements, keys.blind, keys.rest)
+        raised = self._power(elements, *keys[1:])
         return raised[order_of(raised)]
 
     def _power(self, elements: Elements, *keys: int) -> Elements:
@@ -335,7 +309,7 @@ class PsuParty:
         """Refuse a wrong count, a repeated element and a list that came before."""
         self._check_count(owner, elements)
         self._check_new(elements)
-        (check_ascending if ascending else check_distinct)(elements)
+        check_distinct(elements, ascending)
 
     def _check_count(self, owner: str, elements: Elements) -> None:
         count = self._counts.setdefault(owner, len(elements))
@@ -355,16 +329,13 @@ class PsuParty:
 class PsiParty(PsuParty):
     """One party of one private set intersection, with the steps of the union.
 
-    The merging party makes the intersection of the lists instead of their union. A
-    party computes |I| instead of |U| exponentiations for them. It does not learn which
-    of its ids only some parties share: the merging party cannot recognise its own ids
-    under the keys of others.
+    The merging party makes the intersection of the lists instead of their union, and
+    parties compute |I| instead of |U| exponentiations. No party learns which of its ids
+    only some share: the merging one cannot recognise ids under the keys of others.
     """
 
     def _combine(self, lists: Sequence[Elements]) -> Elements:
-        common = reduce(
-            partial(np.intersect1d, assume_unique=True), map(as_strings, lists)
-        )
+        common = reduce(np.intersect1d, map(as_strings, lists))
         return common.view(np.uint8).reshape(-1, self.group.size)
 
     def _size_allowed(self, size: int) -> bool:
@@ -374,9 +345,7 @@ class PsiParty(PsuParty):
         """Return the intersection without the dummies, which all parties share."""
         inside = positions[positions >= 0]
         if len(np.unique(inside)) != len(universe) or len(inside) != len(universe):
-            raise ListError(
-                "the intersection has elements that are not this party's ids"
-            )
+            raise ListError("the intersection has elements that this party lacks")
         own, dummies = positions[: self._own], positions[self._own :]
         kept = np.ones(len(universe), bool)
         kept[dummies[dummies >= 0]] = False

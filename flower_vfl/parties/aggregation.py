@@ -49,11 +49,9 @@ class Aggregation(nn.Module):
         # The only part may still be its party's: a top model may work in place.
         return joined.clone() if joined is parts[0] else joined
 
-    def check(self, shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(self, shapes: Mapping[str, Shape]) -> None:
         """Refuse embeddings that cannot be joined."""
-        if self.name in ("concat", "module"):
-            return
-        if len(set(shapes.values())) > 1:
+        if self.name not in ("concat", "module") and len(set(shapes.values())) > 1:
             listed = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
             raise ConfigError(
                 f"aggregation '{self.name}' needs embeddings of one shape, got {listed}"
@@ -69,7 +67,7 @@ def try_shapes(
     device: torch.device,
 ) -> None:
     """Send zeros through aggregation and top model, to fail before training."""
-    joiner.check(dict(shapes))
+    joiner.check(shapes)
     parts = [torch.zeros(2, *shape, device=device) for shape in shapes.values()]
     was_training = objective.training
     objective.eval()
@@ -82,12 +80,10 @@ def try_shapes(
     except (RuntimeError, ValueError, IndexError) as error:
         others = [(party, shape) for party, shape in shapes.items() if party != name]
         listed = ", ".join(f"{party} {shape}" for party, shape in others)
-        raise PartyError(
-            name,
-            f"the embeddings ({listed}) do not fit aggregation '{joiner.name}' and the "
-            f"top model: {error}",
-            f"Make the top model's input as wide as the joined embedding{joined}",
-        ) from error
+        problem = f"the embeddings ({listed}) do not fit aggregation '{joiner.name}'"
+        remedy = f"Make the top model's input as wide as the joined embedding{joined}"
+        problem += f" and the top model: {error}"
+        raise PartyError(name, problem, remedy) from error
     finally:
         objective.train(was_training)
         joiner.train()
@@ -107,9 +103,6 @@ def one_choice(own: str | nn.Module | None, told: str, party: str) -> str | nn.M
     chosen = own or told or "concat"
     if told and chosen != told:
         name = chosen if isinstance(chosen, str) else type(chosen).__name__
-        raise PartyError(
-            party,
-            f"is set to aggregation '{name}', the strategy to '{told}'",
-            "Set it in one place only",
-        )
+        problem = f"is set to aggregation '{name}', the strategy to '{told}'"
+        raise PartyError(party, problem, "Set it in one place only")
     return chosen

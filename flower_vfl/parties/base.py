@@ -1,6 +1,5 @@
 """What passive parties and the label party have in common."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +43,8 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
-        raise ConfigError(
-            f"the device '{name}' is not available ({reason}); use auto or cpu"
-        ) from error
+        problem = f"the device '{name}' is not available ({reason}); use auto or cpu"
+        raise ConfigError(problem) from error
     return device
 
 
@@ -55,14 +53,12 @@ def as_tensors(features: Features | None) -> tuple[Tensor, ...]:
     if features is None:
         return ()
     many = features if isinstance(features, Sequence) else [features]
-    tensors = tuple(
-        part
-        if isinstance(part, Tensor)
-        else torch.from_numpy(np.require(part, requirements="W"))
-        for part in many
-    )
-    if len({len(tensor) for tensor in tensors}) > 1:
-        rows = [len(tensor) for tensor in tensors]
+    tensors = [
+        p if isinstance(p, Tensor) else torch.from_numpy(np.require(p, None, "W"))
+        for p in many
+    ]
+    rows = [len(tensor) for tensor in tensors]
+    if len(set(rows)) > 1:
         raise ConfigError(f"the parts of the features have different rows: {rows}")
     return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
 
@@ -80,7 +76,7 @@ class LabelStep:
     clean: dict[str, Tensor]  # before the defense
 
 
-class Party(ABC):
+class Party:
     """A participant with rows, perhaps features and a bottom model, and a device."""
 
     role: Role
@@ -114,14 +110,12 @@ class Party(ABC):
         self.cache: BatchCache | None = None  # of local updates
         self.imputer = FeatureImputer(imputation.features, imputation.secret)
         self._epoch = 0
-        self._batches: Sequence[
-            Tensor
-        ] = ()  # rows of the training batches of that epoch
+        self._batches: Sequence[Tensor] = ()  # rows of that epoch's training batches
 
     @property
-    @abstractmethod
     def own_rows(self) -> int:
         """Number of samples that it holds."""
+        return len(self.features[0]) if self.features else 0
 
     @property
     def rows(self) -> int:
@@ -138,17 +132,19 @@ class Party(ABC):
         self.imputer.align_rows(row_index, self.own_rows, self.name)
         self.schedule = None
 
-    @abstractmethod
     def describe(self, key: bytes) -> PartyDescription:
-        """Return what the hello reports."""
+        """Return what the party says about itself before a run."""
+        self.check_data()
+        shape = self.probe_shape()
+        ids, split = self.digests(key)
+        return PartyDescription(self.name, self.role, self.rows, shape, "", ids, split)
 
     def configure(self, config: TrainingConfig) -> None:
         """Take over the settings of a run and get ready for step 1."""
         codes = self.imputer.split(self.split)
         if codes is None:
-            codes = split_rows(
-                self.rows, config.seed, config.test_fraction, config.valid_fraction
-            )
+            fractions = config.test_fraction, config.valid_fraction
+            codes = split_rows(self.rows, config.seed, *fractions)
         plan = Plan(config.seed, config.batch_size, config.evaluation_rows)
         self.schedule = Schedule(codes, plan, self.device)
         self.cache = build_cache(config)
@@ -161,7 +157,9 @@ class Party(ABC):
         parameters = [p for p in self.trained_parameters() if p.requires_grad]
         if parameters:
             self.optimizer = self.make_optimizer(parameters)
-        self.set_learning_rate(config.learning_rate)
+        groups = [group for each in self.optimizers() for group in each.param_groups]
+        for group in groups if config.learning_rate else ():
+            group["lr"] = config.learning_rate
 
     def training_seed(self, config: TrainingConfig) -> int | Noise:
         """Return what dropout and the like are drawn from."""
@@ -183,27 +181,35 @@ class Party(ABC):
         if self.optimizer is not None:
             self.optimizer.step()
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of every optimizer; 0 leaves them alone."""
-        if rate:
-            for optimizer in self.optimizers():
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
+        return {
+            "role": self.role,
+            "step": self.step,
+            "model": self.model.state_dict() if self.model is not None else {},
+            "optimizer": [o.state_dict() for o in self.optimizers()],
+            "random": self.random.state_dict(),
+            **({} if self.cache is None else {"cache": self.cache.state_dict()}),
+            **self.imputer.state_dict(),
+        }
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore what :meth:`state_dict` returned."""
+        if self.model is not None:
+            self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.random.load_state_dict(state["random"])
+        self.imputer.load_state_dict(state, embeds=self.model is not None)
+        if self.cache is not None:
+            self.cache.load_state_dict(state.get("cache", ()))
+        self.step = state["step"]
 
     def configured(self) -> Schedule:
         """Return the schedule, or raise if the run has not been configured."""
         if self.schedule is None:
             problem = "was asked to work before the run was configured"
-            remedy = "Start the run with VerticalStrategy.start, which does so first"
-            raise PartyError(self.name, problem, remedy)
+            raise PartyError(self.name, problem, "Start it with VerticalStrategy.start")
         return self.schedule
 
     def training_rows(self, step: int, epoch: int, index: int) -> Tensor:
@@ -216,25 +222,19 @@ class Party(ABC):
             self._batches = self.configured().training_batches(epoch)
             self._epoch = epoch
         if not 0 <= index < len(self._batches):
-            raise PartyError(
-                self.name,
-                f"was asked for batch {index} of epoch {epoch}, which has only "
-                f"{len(self._batches)} batches",
-                "Give all parties the same rows and the same batch size",
-                step,
-            )
+            there = f"there are {len(self._batches)}"
+            problem = f"was asked for batch {index} of epoch {epoch}, but {there}"
+            remedy = "Give all parties the same rows and the same batch size"
+            raise PartyError(self.name, problem, remedy, step)
         return self._batches[index]
 
     def embed_rows(
-        self, rows: Tensor, at: tuple[int | str, ...], training: bool
+        self, rows: Tensor, at: tuple[int | str, ...] = (), training: bool = False
     ) -> Tensor:
         """Return the embeddings of rows of the run, or of own rows without `at`."""
-        if self.imputer.row_index is None or not at:
-            return self.run_model(rows)
-        return self.imputer.embed(rows, at, training, self.run_model)
-
-    def run_model(self, rows: Tensor) -> Tensor:
-        """Return the bottom model's output for some of its own rows."""
+        if at and self.imputer.row_index is not None:
+            synthesizer = self.imputer.synthesizer
+            return synthesizer.embed(rows, at, training, self.embed_rows)
         assert self.model is not None  # only called by parties that have one
         # index_select is several times faster than part[rows].
         batch = [part.index_select(0, rows) for part in self.features]
@@ -247,13 +247,11 @@ class Party(ABC):
         fits = isinstance(output, Tensor) and output.dim() > 1
         if not fits or len(output) != len(rows):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output)
-            raise PartyError(
-                self.name,
-                f"the bottom model returned {got} for {len(rows)} rows",
-                "It must return one tensor, (rows, width) or more dimensions, with one "
-                "row per input row",
-                self.step + 1 + self.ahead,
+            problem = f"the bottom model returned {got} for {len(rows)} rows"
+            remedy = (
+                "It must return one tensor, (rows, width, ...), a row for each input"
             )
+            raise PartyError(self.name, problem, remedy, self.step + 1 + self.ahead)
         return output
 
     def check_data(self) -> None:
@@ -264,19 +262,14 @@ class Party(ABC):
                 check_finite(part, self.name, "its features", remedy, None)
         for what, values in (("ids", self.ids), ("split codes", self.split)):
             if values is not None and len(values) != self.own_rows:
-                raise PartyError(
-                    self.name,
-                    f"has {len(values)} {what} for {self.own_rows} rows",
-                    f"Give one of the {what} per row, or none at all",
-                )
-        if self.ids is not None:
-            repeated = len(self.ids) - len(set(self.ids))
-            if repeated:
-                raise PartyError(
-                    self.name,
-                    f"{repeated} of its {len(self.ids)} ids are repeated",
-                    "Every row needs an id of its own: drop or merge the repeated rows",
-                )
+                problem = f"has {len(values)} {what} for {self.own_rows} rows"
+                remedy = f"Give one of the {what} per row, or none at all"
+                raise PartyError(self.name, problem, remedy)
+        repeated = 0 if self.ids is None else len(self.ids) - len(set(self.ids))
+        if repeated:
+            problem = f"{repeated} of its {self.own_rows} ids are repeated"
+            remedy = "Every row needs an id of its own: drop or merge the repeated rows"
+            raise PartyError(self.name, problem, remedy)
 
     def probe_shape(self) -> Shape:
         """Return the shape of one row of the embedding, found with two rows."""
@@ -287,7 +280,7 @@ class Party(ABC):
         with torch.no_grad(), RandomState(0, self.device):
             rows = torch.arange(min(2, self.own_rows), device=self.device)
             try:
-                shape = tuple(self.run_model(rows).shape[1:])
+                shape = tuple(self.embed_rows(rows).shape[1:])
             except (RuntimeError, ValueError, IndexError) as error:
                 log(ERROR, "party '%s': %s", self.name, error)
                 raise self._misfit() from error
@@ -312,10 +305,8 @@ class Party(ABC):
         ids = () if given is None else plain_list(given)
         codes = self.imputer.split(self.split)
         split = () if codes is None else codes.tolist()
-        return (
-            keyed_digest(ids, key) if ids else "",
-            keyed_digest(split, key) if split else "",
-        )
+        found = [keyed_digest(each, key) if each else "" for each in (ids, split)]
+        return found[0], found[1]
 
 
 def _weight_places(model: nn.Module) -> dict[str, str]:
@@ -325,10 +316,9 @@ def _weight_places(model: nn.Module) -> dict[str, str]:
     layer, and would not restore a module that has several names.
     """
     names = {weight: name for name, weight in model.named_parameters()}
+    every = {"recurse": False, "remove_duplicate": False}
     return {
         f"{path}.{key}".lstrip("."): names[weight]
         for path, module in model.named_modules()
-        for key, weight in module.named_parameters(
-            recurse=False, remove_duplicate=False
-        )
+        for key, weight in module.named_parameters(**every)
     }

@@ -65,9 +65,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
 def check_tag(tag: str) -> str:
     """Return a tag that is safe as a file name, or raise."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", tag):
-        raise ConfigError(
-            f"'{tag}' cannot name a checkpoint; use lower-case letters, digits, dashes"
-        )
+        allowed = "use lower-case letters, digits, dashes"
+        raise ConfigError(f"'{tag}' cannot name a checkpoint; {allowed}")
     return tag
 
 
@@ -98,12 +97,10 @@ def writing(party: str, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         log(ERROR, "%s", error)  # with the path, which is only for this node's log
-        raise PartyError(
-            party,
-            f"could not write '{what}': {error.strerror or type(error).__name__}",
-            "Free disk space, or correct the permissions, and start the run again; "
-            "earlier checkpoints are unchanged",
-        ) from error
+        problem = f"could not write '{what}': {error.strerror or type(error).__name__}"
+        remedy = "Free disk space, or correct the permissions, and start again; "
+        remedy += "earlier checkpoints are unchanged"
+        raise PartyError(party, problem, remedy) from error
 
 
 def _digest(content: bytes, origin: str) -> str:
@@ -126,7 +123,7 @@ class RecordStore:
         origin = [self.owner, check_tag(tag), run, secrets.token_hex(16)]
         content, line = to_bytes(state), json.dumps(origin)
         digest = _digest(content, line)
-        self._put(tag, b"".join([content, f"\n{digest} {line}".encode()]))
+        self._put(tag, content + f"\n{digest} {line}".encode())
         return digest
 
     def load(self, tag: str, run: str = "", digest: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,7 @@ class LabelParty(Party):
     Parameters
     ----------
     labels : ArrayLike | None
-        One label per row: 0/1, class numbers or values. None for a party that only
-        predicts.
+        One label per row: 0/1, class numbers or values; None to predict only.
     objective : Objective
         What it optimises, with the top model, e.g. ``CrossEntropy(nn.Linear(32, 1))``.
     features : Features | None (default: None)
@@ -61,11 +61,9 @@ class LabelParty(Party):
         Whether raw gradients, and labels, may be handed to a defense that runs at the
         strategy, and whether the strategy may decide what noise is drawn from.
     defense : GradientTransform | None (default: None)
-        A defense of its own, applied before anything leaves, whatever the strategy
-        says.
+        A defense of its own, applied before anything leaves, whatever a strategy says.
     label_privacy : LabelPrivacy | None (default: None)
-        Randomise every label once, so that a bound holds for the whole training:
-        ``LabelPrivacy(auc=0.65)``.
+        Randomise every label once, for a bound that holds for the whole training.
     build_defense : Callable[[str], GradientTransform] | None (default: None)
         Builds the defense that the strategy names for this node, usually
         ``flower_vfl.strategies.build_defense``.
@@ -103,10 +101,8 @@ class LabelParty(Party):
         build_defense: DefenseFactory | None = None,
     ) -> None:
         if (features is None) != (model is None):
-            raise ConfigError(
-                "a label party with features needs a bottom model for them, and a "
-                "bottom model needs features: give both or neither"
-            )
+            one = "features without a bottom model, or a bottom model without features"
+            raise ConfigError(f"a label party has {one}: give both or neither")
         imputation = imputation or Imputation()
         given = (features, model, optimizer, name, ids, split, device)
         super().__init__(*given, imputation)
@@ -134,23 +130,19 @@ class LabelParty(Party):
         """Number of samples that it holds."""
         if self.raw_labels is not None:
             return len(self.raw_labels)
-        return len(self.features[0]) if self.features else (self._rows or 0)
+        return super().own_rows or self._rows or 0
 
     def describe(self, key: bytes) -> PartyDescription:
         """Return what the party says about itself before a run."""
-        self.check_data()
-        if self.features and len(self.features[0]) != self.own_rows:
-            rows = f"{len(self.features[0])} rows of features"
+        if self.features and super().own_rows != self.own_rows:
+            rows = f"{super().own_rows} rows of features"
             problem = f"has {rows} and {self.own_rows} labels"
             raise PartyError(self.name, problem, "Give one label per row of features")
         if self.raw_labels is not None and self.private is None:
             remedy = labels_remedy(self.raw_labels, self.objective)
             with at_party(self.name, remedy):
                 self._labels = self.objective.encode(self.raw_labels).to(self.device)
-        shape = self.probe_shape()
-        ids, split = self.digests(key)
-        task = self.objective.task
-        told = PartyDescription(self.name, "label", self.rows, shape, task, ids, split)
+        told = replace(super().describe(key), task=self.objective.task)
         if self.label_privacy is not None and self._labels is not None:
             named = range(self.own_rows) if self.ids is None else plain_list(self.ids)
             given = self.label_privacy, self.objective, self._labels, named
@@ -225,10 +217,10 @@ class LabelParty(Party):
         self, step: int, epoch: int, index: int, embeddings: Mapping[str, Tensor]
     ) -> LabelStep:
         """Train on one batch and return a gradient for each passive party."""
+        self._set_training(True)
         rows = self.training_rows(step, epoch, index)
         if self._labels is None:
             raise PartyError(self.name, "has no labels", "Give labels to train", step)
-        self._set_training(True)
         known = embeddings, self._shapes, len(rows), self.device, self.codec
         received = received_embeddings(*known, step)
         parts = list(received.values())
@@ -259,7 +251,7 @@ class LabelParty(Party):
             raise PartyError(self.name, f"its loss is {loss}", remedy, step)
         self.step = step
         if self.imputer.row_index is not None:
-            self.imputer.commit()
+            self.imputer.synthesizer.commit()
         leaving = clean = dict(zip(received, gradients, strict=True))
         measured: list[Measurement] = []
         if not self.defender.idle:
@@ -351,19 +343,13 @@ class LabelParty(Party):
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
         return {
-            "role": self.role,
-            "step": self.step,
-            "model": self.model.state_dict() if self.model is not None else {},
+            **super().state_dict(),
             "objective": self.objective.state_dict(),
             "aggregation": self._joiner.state_dict(),
-            "optimizer": [o.state_dict() for o in self.optimizers()],
-            "random": self.random.state_dict(),
             "defense": self.defender.state_dict(),
             "secret": f"{self.secret:x}",
             "scores": self._evaluation.scores,
             **({} if self.private is None else self.private.state_dict()),
-            **({} if self.cache is None else {"cache": self.cache.state_dict()}),
-            **self.imputer.state_dict(),
             **self._label_imputer.state_dict(self.objective),
         }
 
@@ -375,18 +361,10 @@ class LabelParty(Party):
         elif state.get("label_draws") and self._labels is not None:
             problem = "the resumed run had randomised labels"
             raise PartyError(self.name, problem, _REMEDY)
-        if self.model is not None:
-            self.model.load_state_dict(state["model"])
+        super().load_state_dict(state)
         self.objective.load_state_dict(state["objective"])
         self._joiner.load_state_dict(state["aggregation"])
-        for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.random.load_state_dict(state["random"])
         self.defender.load_state_dict(state["defense"])
         self.secret = int(state["secret"], 16)
-        self.step = state["step"]
         self._evaluation = Evaluation(state["scores"])
-        self.imputer.load_state_dict(state, embeds=self.model is not None)
         self._label_imputer.load_state_dict(state, self.objective)
-        if self.cache is not None:
-            self.cache.load_state_dict(state.get("cache", ()))

@@ -4,15 +4,10 @@ Fu et al., Towards Communication-efficient Vertical Federated Learning Training 
 Cache-enabled Local Updates (CELU-VFL), 2022. https://arxiv.org/abs/2207.14628. With a
 cache of one batch, a party uses the newest one again, as in FedBCD.
 
-After each exchanged batch, every party makes some further updates from the last batches
-that it exchanged. The one that was used longest ago comes first, so a batch is used
-again only after all others. A row counts with the cosine of what it gives now and what
-it gave when the batch was exchanged: its embedding at a passive party, the gradient of
-its embeddings at the label party. Rows whose cosine is below the threshold have no
-influence.
-
-Each update is an ordinary training pass with the party's own random state: it draws
-dropout, and updates the running averages of batch normalisation.
+After each exchanged batch, every party makes further updates from the last batches that
+it exchanged, the one used longest ago first. A row counts with the cosine of what it
+gives now and what it gave when it was exchanged: its embedding at a passive party, the
+gradient of its embeddings at the label party.
 """
 
 from __future__ import annotations
@@ -68,10 +63,7 @@ class LocalUpdates:
 
 @dataclass
 class CachedBatch:
-    """A batch as it was exchanged: one embedding and gradient for each passive party.
-
-    A passive party keeps its own ones, and no labels.
-    """
+    """A batch as it was exchanged; a passive party has its own part and no labels."""
 
     step: int
     rows: Tensor
@@ -98,22 +90,19 @@ class BatchCache:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the batches in their order."""
-        return [_own_memory(vars(each)) for each in self._batches]
+        each_batch = map(vars, self._batches)
+        return [{k: _copied(v) for k, v in batch.items()} for batch in each_batch]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._batches = [CachedBatch(**each) for each in state]
 
 
-def _own_memory(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return a batch without views, which are saved with all that they are views of."""
-    copies = dict(batch)
-    for key, value in batch.items():
-        if isinstance(value, Tensor):
-            copies[key] = value.clone()
-        elif isinstance(value, list):
-            copies[key] = [each.clone() for each in value]
-    return copies
+def _copied(value: Any) -> Any:
+    """Return no views, which are saved with all that they are views of."""
+    if isinstance(value, list):
+        return [each.clone() for each in value]
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def build_cache(config: TrainingConfig) -> BatchCache | None:
@@ -128,31 +117,15 @@ def check_objective(objective: Objective, config: TrainingConfig) -> None:
     """Refuse an objective that is not a mean over rows, if there are local updates."""
     plain = type(objective).step is TopModelObjective.step and not objective.by_row
     if config.local_steps > 1 and not plain:
-        raise ConfigError(
-            f"{type(objective).__name__} cannot weight rows, which local updates need; "
-            "use cross-entropy or mean-squared-error, or local_steps=1"
-        )
+        problem = f"{type(objective).__name__} cannot weight rows for local updates"
+        remedy = "use cross-entropy or mean-squared-error, or local_steps=1"
+        raise ConfigError(f"{problem}; {remedy}")
 
 
 def row_weights(
     now: Sequence[Tensor], cached: Sequence[Tensor], threshold: float
 ) -> Tensor:
-    """Return the cosine of each row now and as it was, 0 below the threshold.
-
-    Parameters
-    ----------
-    now, cached : Sequence[Tensor]
-        Parts of the rows, which are joined.
-    threshold : float
-        Least cosine that counts.
-
-    Examples
-    --------
-    >>> now = torch.tensor([[1.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
-    >>> cached = torch.tensor([[2.0, 0.0], [5.0, 0.0], [1.0, 0.0]])
-    >>> row_weights([now], [cached], threshold=0.5)
-    tensor([1.0000, 0.6000, 0.0000])
-    """
+    """Return the cosine of each row now and as it was, 0 below the threshold."""
     joined = [torch.cat([p.flatten(1) for p in parts], 1) for parts in (now, cached)]
     cosines = F.cosine_similarity(joined[0].detach(), joined[1].to(joined[0]), dim=1)
     return cosines.where(cosines >= threshold, torch.zeros_like(cosines))
@@ -181,37 +154,24 @@ def update_label(
     batch: CachedBatch,
 ) -> None:
     """Train the label party's modules on cached embeddings, after an exchange."""
+    assert isinstance(objective, TopModelObjective)
     for each in cache.exchanged(batch):
-        _update_label(party, joiner, objective, each, cache.settings.threshold)
-
-
-def _update_label(
-    party: Party,
-    joiner: nn.Module,
-    objective: Objective,
-    batch: CachedBatch,
-    threshold: float,
-) -> None:
-    """Train on one cached batch.
-
-    The loss is a mean over rows, so the gradient of a row of the output, multiplied by
-    a weight, is that of the loss with this weight for the row.
-    """
-    assert isinstance(objective, TopModelObjective) and batch.labels is not None
-    leaves = [each.detach().requires_grad_() for each in batch.embeddings]
-    with party.random:
-        own = []
-        if party.model is not None:
-            own = [party.embed_rows(batch.rows, ("train", batch.step), True)]
-        # A clone, because the first layer of a top model may work in place.
-        output = objective.top(joiner([*own, *leaves]).clone())
-        loss = objective.loss(output, batch.labels)
-    of_output, *of_leaves = torch.autograd.grad(
-        loss, [output, *leaves], retain_graph=True, materialize_grads=True
-    )
-    weights = row_weights(of_leaves, batch.gradients, threshold)
-    for optimizer in party.optimizers():
-        clear_gradients(optimizer)
-    output.backward(_weighted(of_output, weights))
-    for optimizer in party.optimizers():
-        optimizer.step()
+        assert each.labels is not None
+        leaves = [part.detach().requires_grad_() for part in each.embeddings]
+        with party.random:
+            own = []
+            if party.model is not None:
+                own = [party.embed_rows(each.rows, ("train", each.step), True)]
+            # A clone, because the first layer of a top model may work in place.
+            output = objective.top(joiner([*own, *leaves]).clone())
+            loss = objective.loss(output, each.labels)
+        of_output, *of_leaves = torch.autograd.grad(
+            loss, [output, *leaves], retain_graph=True, materialize_grads=True
+        )
+        weights = row_weights(of_leaves, each.gradients, cache.settings.threshold)
+        for optimizer in party.optimizers():
+            clear_gradients(optimizer)
+        # The loss is a mean over rows: this is the gradient of the weighted loss.
+        output.backward(_weighted(of_output, weights))
+        for optimizer in party.optimizers():
+            optimizer.step()

@@ -1,14 +1,10 @@
 """The passive party: features and a bottom model, no labels.
 
 In a pipelined run several forward passes wait for their gradients while the optimizer
-changes the weights. Each pass is then computed with a copy of the weights and is
-differentiated with respect to it (weight stashing). Harlap et al., PipeDream: Fast and
-Efficient Pipeline Parallel DNN Training. https://arxiv.org/abs/1806.03377
-
-The copy is a prediction of the weights that the gradient will meet: the present ones,
-plus the last update for each pass that is waiting. Chen et al., Efficient and Robust
-Parallel DNN Training through Model Parallelism on Multi-GPU Platform.
-https://arxiv.org/abs/1809.02839
+changes the weights. Each pass is computed with a copy of the weights and differentiated
+with respect to it (weight stashing; PipeDream, https://arxiv.org/abs/1806.03377). The
+copy predicts the weights that the gradient will meet: the present ones, plus the last
+update for each waiting pass (SpecTrain, https://arxiv.org/abs/1809.02839).
 """
 
 from collections.abc import Sequence
@@ -27,7 +23,7 @@ from flower_vfl.leakage.meter import LayerProbe
 from flower_vfl.objectives import OptimizerFactory, Task, clear_gradients
 from flower_vfl.parties.imputation.row_index import Imputation
 from flower_vfl.protocol.codecs import Encoder, build_codec, build_encoder
-from flower_vfl.protocol.config import PartyDescription, Shape, TrainingConfig
+from flower_vfl.protocol.config import Shape, TrainingConfig
 from flower_vfl.rows import check_finite
 
 from .base import Features, Party, default_optimizer
@@ -76,8 +72,7 @@ class PassiveParty(Party):
         One id per row. They never leave the party; a keyed digest shows whether all
         parties have the same ids in the same order.
     split : NDArray[np.int8] | None (default: None)
-        ``TRAIN``, ``VALID`` or ``TEST`` per row; None lets the strategy's fractions
-        decide.
+        ``TRAIN``, ``VALID`` or ``TEST`` per row; None: by the strategy's fractions.
     device : str | torch.device (default: "auto")
         Where it computes; ``"auto"`` takes a GPU where there is one.
     imputation : Imputation (default: Imputation())
@@ -109,8 +104,7 @@ class PassiveParty(Party):
         given = (features, model, optimizer, name, ids, split, device)
         super().__init__(*given, imputation or Imputation())
         self.model: nn.Module = model
-        self._pending: _Pending | None = None
-        self._waiting: list[_Pending] = []  # instead of it in a pipelined run
+        self._waiting: list[_Pending] = []  # one pass, or several if pipelined
         self._update: dict[str, Tensor] = {}  # of the last step, if pipelined
         self._parameters: dict[str, nn.Parameter] = {}  # if pipelined
         self.pipeline = 0
@@ -126,22 +120,10 @@ class PassiveParty(Party):
             if buffer is not None
         ]
 
-    @property
-    def own_rows(self) -> int:
-        """Number of samples that it holds."""
-        return len(self.features[0]) if self.features else 0
-
-    def describe(self, key: bytes) -> PartyDescription:
-        """Return what the party says about itself before a run."""
-        self.check_data()
-        shape = self.probe_shape()
-        ids, split = self.digests(key)
-        return PartyDescription(self.name, "passive", self.rows, shape, "", ids, split)
-
     def configure(self, config: TrainingConfig) -> None:
         """Take over the settings of a run and get ready for step 1."""
         super().configure(config)
-        self._pending, self._waiting, self._update, self.ahead = None, [], {}, 0
+        self._waiting, self._update, self.ahead = [], {}, 0
         self.pipeline = config.pipeline
         self._parameters = dict(self.model.named_parameters()) if self.pipeline else {}
         codec, seed = config.compress_embeddings, config.seed
@@ -152,51 +134,35 @@ class PassiveParty(Party):
     def forward(
         self, step: int, epoch: int, index: int, probed: bool = False
     ) -> Tensor:
-        """Return the embedding of a training batch and wait for its gradient.
-
-        With `probed`, the gradients of all layers are kept for :meth:`backward`.
-        """
-        if self.pipeline:
-            return self._forward_ahead(step, epoch, index, probed)
-        rows = self.training_rows(step, epoch, index)
-        random = self.random.states
-        buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
-        probe = LayerProbe(self.model) if probed else None
-        if not self.model.training:
-            self.model.train()
-        with self.random, probe or nullcontext():
-            output = self.embed_rows(rows, ("train", step), True)
-        self._pending = _Pending(step, epoch, index, output, random, buffers, probe)
-        return output.detach()
-
-    def _forward_ahead(self, step: int, epoch: int, index: int, probed: bool) -> Tensor:
-        """Return the embedding of a batch while others wait for their gradients."""
-        for waiting in self._waiting:
+        """Return the embedding of a batch; `probed` keeps the gradients of layers."""
+        others = self._waiting if self.pipeline else []
+        for waiting in others:
             if waiting.step == step:  # asked again, after a checkpoint was restored
                 if waiting.output is None:
                     self._repeat(waiting, probed)
                 assert waiting.output is not None  # just computed
                 return waiting.output.detach()
-        if len(self._waiting) > self.pipeline:
-            first = f"step {self._waiting[0].step} waits for its gradient"
+        if len(others) > self.pipeline:
+            first = f"step {others[0].step} waits for its gradient"
             problem = f"was asked for step {step} while {first}"
             raise PartyError(self.name, problem, _RESTORE, step)
         rows, random = self.training_rows(step, epoch, index), self.random.states
         buffers = {name: getattr(m, key).clone() for name, m, key in self._buffers}
         waiting = _Pending(step, epoch, index, None, random, buffers)
-        waiting.imputer = self.imputer.state_dict()
-        copied = [each.detach().clone() for each in self._parameters.values()]
-        if self._update:  # one call for all of them
-            updates, passes = [*self._update.values()], len(self._waiting)
-            torch._foreach_add_(copied, updates, alpha=passes)
-        waiting.weights = dict(zip(self._parameters, copied, strict=True))
-        output = self._run_stashed(waiting, rows, probed)
-        self._waiting.append(waiting)
-        self.ahead = len(self._waiting)
+        if self.pipeline:
+            waiting.imputer = self.imputer.state_dict()
+            copied = [each.detach().clone() for each in self._parameters.values()]
+            if self._update:  # one call for all of them
+                updates = [*self._update.values()]
+                torch._foreach_add_(copied, updates, alpha=len(others))
+            waiting.weights = dict(zip(self._parameters, copied, strict=True))
+        output = self._run(waiting, rows, probed)
+        self._waiting = [*others, waiting]
+        self.ahead = len(self._waiting) if self.pipeline else 0
         return output.detach()
 
-    def _run_stashed(self, waiting: _Pending, rows: Tensor, probed: bool) -> Tensor:
-        """Compute a pass with its copy of the weights."""
+    def _run(self, waiting: _Pending, rows: Tensor, probed: bool) -> Tensor:
+        """Compute a pass, with its copy of the weights if there is one."""
         waiting.probe = LayerProbe(self.model) if probed else None
         if not self.model.training:
             self.model.train()
@@ -208,7 +174,8 @@ class PassiveParty(Party):
                 output = self.embed_rows(rows, ("train", waiting.step), True)
         finally:
             self.weights = {}
-        self.imputer.commit()  # like buffers: the next pass goes on from this one
+        if self.pipeline:
+            self.imputer.synthesizer.commit()  # like buffers, for the next pass
         waiting.output = output
         return output
 
@@ -221,7 +188,7 @@ class PassiveParty(Party):
         self.random.states = [*waiting.random]
         self.imputer.load_state_dict(waiting.imputer, embeds=True)
         try:
-            self._run_stashed(waiting, self._rows_of(waiting), probed)
+            self._run(waiting, self._rows_of(waiting), probed)
         finally:
             self.random.states = random
             self.imputer.load_state_dict(imputer, embeds=True)
@@ -236,9 +203,7 @@ class PassiveParty(Party):
 
     def _due(self, step: int, probed: bool) -> _Pending:
         """Return the forward pass that waits for the gradient of a step."""
-        pending = self._pending
-        if self.pipeline:
-            pending = self._waiting[0] if self._waiting else None
+        pending = self._waiting[0] if self._waiting else None
         if pending is None or pending.step != step:
             waits = f"step {pending.step}" if pending else "no gradient"
             problem = f"got the gradient of step {step} but expects {waits}"
@@ -248,9 +213,7 @@ class PassiveParty(Party):
                 self._repeat(pending, probed)
             else:
                 self.forward(pending.step, pending.epoch, pending.index, probed)
-                pending = self._pending
-        assert pending is not None
-        return pending
+        return self._waiting[0]
 
     def trace_layers(self, step: int, gradient: Tensor) -> dict[str, Tensor]:
         """Return what a gradient of the batch that is waiting is at every layer."""
@@ -263,12 +226,11 @@ class PassiveParty(Party):
     def backward(
         self, step: int, gradient: Tensor | None, probed: bool = False
     ) -> dict[str, Tensor]:
-        """Train the bottom model on the gradient of the batch that is waiting.
+        """Train on the gradient of the waiting batch, or not if it was withheld (None).
 
-        None, a gradient that a defense withheld, leaves the model as it is. With
-        `probed`, the gradient of the output of every layer is returned.
+        With `probed`, the gradient of the output of every layer is returned.
         """
-        pending = self._pending
+        pending = self._waiting[0] if self._waiting else None
         if pending is None or pending.step != step or pending.output is None:
             pending = self._due(step, probed)
         assert pending.output is not None  # just computed
@@ -298,12 +260,10 @@ class PassiveParty(Party):
                     self._update = dict(zip(self._parameters, updates, strict=True))
         if self.imputer.row_index is not None:
             if not self.pipeline:
-                self.imputer.commit()
+                self.imputer.synthesizer.commit()
             self._trained = self._rows_of(pending), output.detach()
-        self._pending = None
-        if self.pipeline:
-            del self._waiting[0]
-            self.ahead = len(self._waiting)
+        del self._waiting[0]
+        self.ahead = len(self._waiting)
         self.step = step
         if self.cache is not None and gradient is not None:
             rows, sent = self._rows_of(pending), [output.detach()]
@@ -312,11 +272,7 @@ class PassiveParty(Party):
         return {} if probe is None else probe.gradients
 
     def membership(self, labels: Tensor | None, task: Task) -> dict[str, float]:
-        """Return how well the last batch hid which rows this party does not hold.
-
-        The AUC of the spectral attack by kind; nothing where the batch has no missing
-        rows, or only missing ones. Labels are joined to the embeddings if given.
-        """
+        """Return the AUC of each attack that finds missing rows of the last batch."""
         if self._trained is None:
             return {}
         rows, embedding = self._trained
@@ -340,14 +296,12 @@ class PassiveParty(Party):
         rows = self.configured().evaluation_rows(split, index)
         return self.embed_for_use(rows, (split, index))
 
-    def embed_for_use(
-        self, rows: Tensor, at: tuple[int | str, ...] | None = None
-    ) -> Tensor:
+    def embed_for_use(self, rows: Tensor, at: tuple[int | str, ...] = ()) -> Tensor:
         """Return the embedding of rows of the run, or of own rows without `at`."""
         if self.model.training:
             self.model.eval()
         with torch.no_grad(), self.random:
-            found = self.embed_rows(rows, at or (), False)
+            found = self.embed_rows(rows, at)
         if self.encoder is None:
             return found
         # The top model then gets what it was trained on: decoded embeddings.
@@ -355,46 +309,33 @@ class PassiveParty(Party):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as of the last completed step."""
-        model, random = self.model.state_dict(), self.random.state_dict()
-        waiting: list[Any] = [each.state_dict() for each in self._waiting]
-        if self._pending is not None:
-            pending = self._pending
-            waiting = [pending.step, pending.epoch, pending.index]
-            random = {f"generator{i}": state for i, state in enumerate(pending.random)}
+        state = super().state_dict()
+        state["waiting"] = [each.state_dict() for each in self._waiting]
+        if self.pipeline:
+            state["update"] = dict(self._update)
+        elif self._waiting:  # as it was before a pass that will be computed again
+            pending, model = self._waiting[0], state["model"]
+            state["waiting"] = [pending.step, pending.epoch, pending.index]
             model.update({k: v for k, v in pending.buffers.items() if k in model})
-        return {
-            "role": self.role,
-            "step": self.step,
-            "model": model,
-            "optimizer": [o.state_dict() for o in self.optimizers()],
-            "random": random,
-            "waiting": waiting,
-            **({"update": dict(self._update)} if self.pipeline else {}),
-            **({} if self.encoder is None else {"encoder": self.encoder.state_dict()}),
-            **({} if self.cache is None else {"cache": self.cache.state_dict()}),
-            **self.imputer.state_dict(),
-        }
+            before = enumerate(pending.random)
+            state["random"] = {f"generator{i}": each for i, each in before}
+        if self.encoder is not None:
+            state["encoder"] = self.encoder.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers(), state["optimizer"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.random.load_state_dict(state["random"])
-        self.imputer.load_state_dict(state, embeds=True)
+        super().load_state_dict(state)
         if self.encoder is not None:
             self.encoder.load_state_dict(state.get("encoder", {}))
-        if self.cache is not None:
-            self.cache.load_state_dict(state.get("cache", ()))
-        self.step = state["step"]
-        self._pending, self._waiting = None, []
+        self._waiting, self.ahead = [], 0
         if self.pipeline:
             self._update = {n: t.to(self.device) for n, t in state["update"].items()}
             self._waiting = [_Pending(**each) for each in state["waiting"]]
             for each in self._waiting:
                 each.weights = {n: t.to(self.device) for n, t in each.weights.items()}
                 each.buffers = {n: t.to(self.device) for n, t in each.buffers.items()}
+            self.ahead = len(self._waiting)
         elif state["waiting"]:
-            step, epoch, index = state["waiting"]
-            self._pending = _Pending(step, epoch, index, None, self.random.states, {})
-        self.ahead = len(self._waiting)
+            given = *state["waiting"], None, self.random.states, {}
+            self._waiting = [_Pending(*given)]

@@ -8,9 +8,9 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, at_party, check_name
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
-from flower_vfl.objectives import Objective, Task
+from flower_vfl.objectives import Objective
 from flower_vfl.protocol.codecs import build_encoder
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.randomness import draw_secret
@@ -21,7 +21,6 @@ from .schedule import Schedule
 
 DefenseFactory = Callable[[str], GradientTransform]
 Report = Literal["none", "rounded", "all"]
-REPORTS: tuple[Report, ...] = get_args(Report)
 _DIGITS = 2  # after the point, of what leaves rounded
 
 
@@ -76,8 +75,7 @@ class NodePolicy:
         everything = self.report_loss == self.report_metrics == "all"
         object.__setattr__(self, "reports_all", everything)
         for report in (self.report_loss, self.report_metrics, self.report_predictions):
-            if report not in REPORTS:
-                raise unknown_name("way to report", report, REPORTS)
+            check_name("way to report", report, get_args(Report))
 
     @classmethod
     def strict(cls) -> Self:
@@ -105,12 +103,8 @@ class NodePolicy:
 
     def check_run(self, party: str, config: TrainingConfig) -> None:
         """Refuse settings of a run that are outside of the policy."""
-        rate, low, high = (
-            config.learning_rate,
-            self.min_learning_rate,
-            self.max_learning_rate,
-        )
-        if rate and not low <= rate <= high:
+        rate, low = config.learning_rate, self.min_learning_rate
+        if rate and not low <= rate <= self.max_learning_rate:
             name = "min-learning-rate" if rate < low else "max-learning-rate"
             raise _refused(party, f"to train with the learning rate {rate:g}", name)
         if self.require_sealed and not config.sealed:
@@ -124,11 +118,8 @@ class NodePolicy:
         if rows and least < self.min_batch:
             last = " as the last one of an epoch" if size >= self.min_batch else ""
             what = f"to train on a batch of {least} rows{last} ({rows} in all)"
-            fitting = (
-                other
-                for other in range(self.min_batch, rows + 1)
-                if (rows % other or other) >= self.min_batch
-            )
+            others = range(self.min_batch, rows + 1)
+            fitting = (n for n in others if (rows % n or n) >= self.min_batch)
             nearest = min(fitting, key=lambda other: abs(other - size), default=0)
             hint = f" (a batch size of {nearest} would do)" if nearest else ""
             raise _refused(party, what, "min-batch", hint)
@@ -146,11 +137,9 @@ class NodePolicy:
 
     def measured(self, found: list[Measurement]) -> list[Measurement]:
         """Return measured leakage as it may leave."""
-        if self.report_metrics == "all":
-            return found
-        if self.report_metrics == "none":
-            return []
-        return [e._replace(value=round(e.value, _DIGITS)) for e in found]
+        if self.report_metrics == "rounded":
+            return [e._replace(value=round(e.value, _DIGITS)) for e in found]
+        return found if self.report_metrics == "all" else []
 
     def predictions(self, party: str, found: Tensor) -> Tensor:
         """Return predictions as they may leave."""
@@ -163,19 +152,15 @@ class NodePolicy:
 
 def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:
     """Return numbers as they may leave."""
-    if report == "none":
-        return {}
-    if report == "all":
-        return dict(values)
-    return {name: round(value, _DIGITS) for name, value in values.items()}
+    if report == "rounded":
+        return {name: round(value, _DIGITS) for name, value in values.items()}
+    return dict(values) if report == "all" else {}
 
 
 def _refused(party: str, what: str, setting: str, hint: str = "") -> PartyError:
-    return PartyError(
-        party,
-        f"was asked {what}, which the policy of its node forbids ({setting})",
-        f"Change the settings of the run{hint}, or {setting} in this node's config",
-    )
+    problem = f"was asked {what}, which the policy of its node forbids ({setting})"
+    remedy = f"Change the settings of the run{hint}, or {setting} in this node's config"
+    return PartyError(party, problem, remedy)
 
 
 def _read(name: str, value: object, example: Any) -> Any:
@@ -189,14 +174,12 @@ def _read(name: str, value: object, example: Any) -> Any:
     return value
 
 
+@dataclass
 class DefensePolicy:
     """What the label party does to gradients before they leave, and what it refuses."""
 
-    def __init__(
-        self, own: GradientTransform | None, build: DefenseFactory | None
-    ) -> None:
-        self._own = [] if own is None else [own]
-        self.build = build
+    own: GradientTransform | None
+    build: DefenseFactory | None
 
     def prepare(
         self,
@@ -204,80 +187,59 @@ class DefensePolicy:
         name: str,
         objective: Objective,
         trust_server: bool,
-        private: bool = False,
+        private: bool,
     ) -> tuple[Defender, int]:
         """Return the defender of a run, and the key of all that hides labels."""
-        known = config.noise_seed if trust_server else ""
-        key = int(known, 16) if known else draw_secret()
-        found = self._defender(config, name, objective.task, trust_server, key)
-        protects = config.defended or found.transforms or objective.hides or private
-        return found, key if protects else 0
-
-    def _defender(
-        self,
-        config: TrainingConfig,
-        name: str,
-        task: Task,
-        trust_server: bool,
-        seed: int,
-    ) -> Defender:
-        """Return the defender of a run, or refuse what the strategy asks for."""
-        if config.defended == "strategy" and not (trust_server or self._own):
+        at_strategy = config.defended == "strategy"
+        if at_strategy and not trust_server and self.own is None:
             raise untrusted(name, "the raw gradients", None)
-        transforms = list(self._own)
+        transforms = [] if self.own is None else [self.own]
         if config.defended == "label":
             transforms.append(self._named(config.defense, name))
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
-        encoder = None  # the strategy encodes what it has defended
-        if config.defended != "strategy":
-            codec = config.compress_gradients
-            encoder = build_encoder(codec, config.seed, "gradient")
-        if leakage is None:
-            return Defender(transforms, seed, None, encoder)
-        if leakage.shows_labels and not trust_server:
-            raise PartyError(
-                name,
-                "measuring every layer, or embeddings with labels, shows the labels to "
-                "the server and the passive parties, and this node does not trust the "
-                "server",
-                "Measure without layers, and membership without labels; both are for "
-                "simulations",
-            )
-        if config.defended != "strategy":
-            monitor = LeakageMonitor(leakage, task)
-            return Defender(transforms, seed, monitor, encoder)
-        if leakage.membership:
-            raise PartyError(
-                name,
-                "cannot measure how well its synthetic labels are hidden: a defense at "
-                "the strategy changes its gradients after they leave",
-                'Have this node apply the defense: Defense(..., at="label") at the '
-                'strategy (defense-at="label" in the run config)',
-            )
-        return Defender(transforms, seed)
+        if leakage is not None:
+            _check_leakage(leakage, name, at_strategy, trust_server)
+        monitor, encoder = None, None  # the strategy's, if it applies the defense
+        if not at_strategy:
+            task = objective.task
+            monitor = None if leakage is None else LeakageMonitor(leakage, task)
+            encoder = build_encoder(config.compress_gradients, config.seed, "gradient")
+        known = config.noise_seed if trust_server else ""
+        key = int(known, 16) if known else draw_secret()
+        protects = config.defended or transforms or objective.hides or private
+        found = Defender(transforms, key, monitor, encoder)
+        return found, key if protects else 0
 
     def _named(self, defense: str, name: str) -> GradientTransform:
         if self.build is None:
-            raise PartyError(
-                name,
-                f"was told to apply the defense '{defense}' but cannot build it",
-                "Give LabelParty(build_defense=flower_vfl.strategies.build_defense)",
-            )
-        try:
+            problem = f"was told to apply the defense '{defense}' but cannot build it"
+            remedy = "Give it build_defense=flower_vfl.strategies.build_defense"
+            raise PartyError(name, problem, remedy)
+        with at_party(name, "Correct the defense in the strategy's settings"):
             return self.build(defense)
-        except ConfigError as error:
-            remedy = "Correct the defense in the strategy's settings"
-            raise PartyError(name, str(error), remedy) from error
+
+
+AT_LABEL = 'Defense(..., at="label"), or defense-at="label" in the run config'
+
+
+def _check_leakage(
+    leakage: Leakage, name: str, at_strategy: bool, trust_server: bool
+) -> None:
+    """Refuse a measurement that shows labels, or that the label party cannot make."""
+    if leakage.shows_labels and not trust_server:
+        problem = "measuring every layer, or embeddings with labels, shows the labels "
+        problem += "to other nodes, and this node does not trust the server"
+        remedy = "Measure without layers, and membership without labels"
+        raise PartyError(name, problem, f"{remedy}; both are for simulations")
+    if leakage.membership and at_strategy:
+        problem = "cannot measure how well its synthetic labels are hidden: a defense "
+        problem += "at the strategy changes its gradients after they leave"
+        raise PartyError(name, problem, f"Have this node apply it: {AT_LABEL}")
 
 
 def untrusted(name: str, what: str, step: int | None) -> PartyError:
     """Return the error of a label party that is asked for too much."""
-    return PartyError(
-        name,
-        f"a defense at the strategy asks for {what}, and this node does not trust the "
-        "server with them",
-        "Set trust-server=true in this node's config, or have this node apply the "
-        'defense itself: Defense(..., at="label") at the strategy '
-        '(defense-at="label" in the run config)',
-        step,
-    )
+    problem = f"a defense at the strategy asks for {what}, and this node does not trust"
+    remedy = "Set trust-server=true in this node's config, or have this node apply the "
+    remedy += f"defense itself: {AT_LABEL}"
+    return PartyError(name, f"{problem} the server with them", remedy, step)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.randomness import derive_seed, generator
 
 TRAIN, VALID, TEST = 0, 1, 2
@@ -26,14 +26,11 @@ def split_rows(
 ) -> NDArray[np.int8]:
     """Return for each row whether it is for training, validation or testing."""
     for name, value in (("test", test_fraction), ("valid", valid_fraction)):
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{name}_fraction must be in [0, 1), got {value}")
+        require(0.0 <= value < 1.0, f"{name}_fraction", "in [0, 1)", value)
     test, valid = round(rows * test_fraction), round(rows * valid_fraction)
     if rows - test - valid < 1:
-        raise ConfigError(
-            f"no training rows are left of {rows} with test_fraction={test_fraction} "
-            f"and valid_fraction={valid_fraction}; make the held-out parts smaller"
-        )
+        given = f"test_fraction={test_fraction} and valid_fraction={valid_fraction}"
+        raise ConfigError(f"no training rows of {rows} are left with {given}; lower it")
     order = np.random.default_rng(derive_seed(seed, "splits")).permutation(rows)
     codes = np.full(rows, TRAIN, dtype=np.int8)
     codes[order[:test]] = TEST
@@ -57,9 +54,7 @@ class Schedule:
         self, codes: NDArray[np.int8], plan: Plan, device: torch.device | None = None
     ) -> None:
         if not np.isin(codes, list(SPLITS.values())).all():
-            raise ConfigError(
-                f"a split has codes other than {SPLITS}; give one of them for each row"
-            )
+            raise ConfigError(f"a split has codes other than {SPLITS}; give only these")
         self.plan = plan
         self._device = device
         self._rows = {
@@ -81,11 +76,9 @@ class Schedule:
 
     def training_batches(self, epoch: int) -> list[Tensor]:
         """Return the rows of every training batch of an epoch, which counts from 1."""
-        rows = self._rows["train"]
-        stream = generator(self.plan.seed, "batches", epoch)
-        order = torch.randperm(len(rows), generator=stream)
-        size = self._size_of_batch("train", True)
-        return _cut(rows[order.to(self._device)], size)
+        rows, stream = self._rows["train"], generator(self.plan.seed, "batches", epoch)
+        order = torch.randperm(len(rows), generator=stream).to(self._device)
+        return _cut(rows[order], self._size_of_batch("train", True))
 
     def evaluation_rows(self, split: str, index: int) -> Tensor:
         """Return the rows of one part of an evaluation, in order."""

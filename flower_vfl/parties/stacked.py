@@ -33,7 +33,7 @@ class StackedModel(nn.Module):
         super().__init__()
         self._one = (models[0],)  # whose code runs; a tuple, for it is no submodule
         parameters, buffers = stack_module_state(list(models))
-        self._names = [*parameters], [*buffers]
+        self._names = [*parameters, *buffers]
         self.weights = nn.ParameterList(parameters.values())
         for own, stacked in zip(models[0].parameters(), self.weights, strict=True):
             stacked.requires_grad_(own.requires_grad)
@@ -50,44 +50,35 @@ class StackedModel(nn.Module):
         rows, cuda = inputs[0].shape[1], inputs[0].is_cuda
         chunk = None if cuda else max(1, _ROWS // max(rows, 1))
         buffers = list(self.buffers())
-        run = vmap(self._run, chunk_size=chunk)
-        output: Tensor
         # Copies, because autograd refuses a buffer that is changed after it was used.
-        copies = [buffer.clone() for buffer in buffers]
-        output, *changed = run(list(self.weights), copies, inputs)
+        tensors = [*self.weights, *(buffer.clone() for buffer in buffers)]
+        output: Tensor
+        output, *changed = vmap(self._run, chunk_size=chunk)(tensors, inputs)
         with torch.no_grad():
-            for buffer, now in zip(buffers, changed, strict=True):
-                buffer.copy_(now)
+            _restore(buffers, changed)
         return output
 
     def _run(
-        self, weights: list[Tensor], buffers: list[Tensor], inputs: tuple[Tensor, ...]
+        self, tensors: list[Tensor], inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return the output of one model and its buffers, which it may replace."""
-        named = [
-            dict(zip(names, tensors, strict=True))
-            for names, tensors in zip(self._names, (weights, buffers), strict=True)
-        ]
-        both = {**named[0], **named[1]}
-        output = functional_call(self._one[0], both, inputs)
-        return output, *(both[name] for name in self._names[1])
+        named = dict(zip(self._names, tensors, strict=True))
+        output = functional_call(self._one[0], named, inputs)
+        return output, *(named[name] for name in self._names[len(self.weights) :])
 
 
 class StackedParty(PassiveParty):
-    """Passive parties that compute together and are a passive party to their node.
+    """Passive parties that compute together: a passive party to their node.
 
-    What it returns and takes has a leading dimension of parties. While they compute
-    together, weights and buffers of the members are views of the stacked ones; before
-    a message reaches a member alone, :meth:`release` gives each its own state back.
+    Meanwhile weights and buffers of the members are views of the stacked ones. Before a
+    message reaches a member alone, :meth:`release` gives each its own state back.
     """
 
     def __init__(self, members: Sequence[PassiveParty]) -> None:
         first = members[0]
+        features = zip(*(member.features for member in members), strict=True)
         super().__init__(
-            [
-                torch.stack(parts)
-                for parts in zip(*(m.features for m in members), strict=True)
-            ],
+            [torch.stack(parts) for parts in features],
             StackedModel([member.model for member in members]),
             optimizer=first.make_optimizer,
             name=f"{first.name} and {len(members) - 1} others",
@@ -114,13 +105,13 @@ class StackedParty(PassiveParty):
         if self.together or self.divided:
             return self.together
         first = self.members[0]
-        if any(member._pending is not None for member in self.members):
+        if any(member._waiting for member in self.members):
             return False  # they began the step alone, and end it alone
-        states = {stacked: self._gathered(own) for stacked, own in self._optimized()}
+        pairs = [(t, own) for t, own in self._tensors() if t.requires_grad]
+        states = {stacked: self._gathered(own) for stacked, own in pairs}
         steps = {member.step for member in self.members}
         if len(steps) > 1 or any(state is None for state in states.values()):
-            text = "the parties of '%s' took different steps: they go on one by one"
-            log(WARNING, text, self.name)
+            log(WARNING, "%s: steps differ, so they go on one by one", self.name)
             self.divided = True
             return False
         with torch.no_grad():
@@ -131,13 +122,9 @@ class StackedParty(PassiveParty):
         if self.optimizer is not None:
             self.optimizer.state.update(states)
         self.step, self.schedule, self._epoch = first.step, first.schedule, 0
-        self._pending = None
+        self._waiting = []
         self.together = True
         return True
-
-    def _optimized(self) -> Iterable[tuple[Tensor, list[Tensor]]]:
-        """Return every stacked weight that is trained, with those of the members."""
-        return ((t, own) for t, own in self._tensors() if t.requires_grad)
 
     def _gathered(self, own: Sequence[Tensor]) -> dict[str, Any] | None:
         """Return the stacked optimizer state of a weight; None if steps differ."""
@@ -159,25 +146,27 @@ class StackedParty(PassiveParty):
         if not self.together:
             return
         self.together = False
-        waiting, self._pending = self._pending, None
-        if waiting is not None:  # the forward pass is done again by each
+        waiting, self._waiting = self._waiting, []
+        for passed in waiting:  # the forward pass is done again by each member
             for name, module, key in self._buffers:
-                getattr(module, key).copy_(waiting.buffers[name])
+                getattr(module, key).copy_(passed.buffers[name])
         for stacked, own in self._tensors():
             state = self.optimizer.state.get(stacked) if self.optimizer else None
             for i, (member, each) in enumerate(zip(self.members, own, strict=True)):
                 each.data = stacked.detach()[i].clone()
                 if state and member.optimizer is not None:
-                    member.optimizer.state[each] = {
-                        key: _part(value, i, stacked) for key, value in state.items()
-                    }
-        if waiting is not None:
-            for member in self.members:
-                random = member.random.states
-                alone = replace(waiting, output=None, random=random, buffers={})
-                member._pending = alone
+                    parts = {k: _part(v, i, stacked) for k, v in state.items()}
+                    member.optimizer.state[each] = parts
+        for member in self.members:
+            random = member.random.states
+            member._waiting = [
+                replace(passed, output=None, random=random, buffers={})
+                for passed in waiting
+            ]
 
-    def run_model(self, rows: Tensor) -> Tensor:
+    def embed_rows(
+        self, rows: Tensor, at: tuple[int | str, ...] = (), training: bool = False
+    ) -> Tensor:
         """Return the embeddings of all members for some rows."""
         output: Tensor = self.model(*(f.index_select(1, rows) for f in self.features))
         return output
@@ -195,13 +184,9 @@ class StackedParty(PassiveParty):
     ) -> dict[str, Tensor]:
         """Train all models on the gradients of the batch that is waiting."""
         assert gradient is not None  # a group is not asked if one was withheld
-        waiting = self._pending
-        if (
-            waiting is not None
-            and waiting.output is not None
-            and gradient.shape == waiting.output.shape
-            and math.isfinite(gradient.sum().item())
-        ):
+        outputs = [each.output for each in self._waiting if each.output is not None]
+        fits = outputs and gradient.shape == outputs[0].shape
+        if fits and math.isfinite(gradient.sum().item()):
             super().backward(step, gradient)
             for member in self.members:
                 member.step = step
@@ -218,11 +203,7 @@ class StackedParty(PassiveParty):
         return torch.stack([member.embed(split, index) for member in self.members])
 
     def misfits(self) -> list[PassiveParty]:
-        """Return the members whose model differs from the stacked one, from two rows.
-
-        Models of one architecture may differ in what is no tensor. Raises what torch
-        raises about a model that cannot be stacked at all.
-        """
+        """Return the members whose model differs from the stacked one for two rows."""
         rows = torch.arange(min(2, len(self.members[0].features[0])))
         rows, buffers = rows.to(self.device), list(self.model.buffers())
         found = set()
@@ -230,14 +211,13 @@ class StackedParty(PassiveParty):
         for training in (True, False):
             before = [buffer.clone() for buffer in buffers]
             with RandomState(0, self.device):
-                outputs = self.model.train(training)(
-                    *(f.index_select(1, rows) for f in self.features)
-                )
+                self.model.train(training)
+                outputs = self.embed_rows(rows)
                 after = [buffer.clone() for buffer in buffers]
                 _restore(buffers, before)
                 for i, member in enumerate(self.members):
                     member.model.train(training)
-                    pairs = [(member.run_model(rows), outputs[i])]
+                    pairs = [(member.embed_rows(rows), outputs[i])]
                     both = zip(buffers, after, strict=True)
                     pairs += [(buffer[i], now[i]) for buffer, now in both]
                     if not all(_close(*pair) for pair in pairs):

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from filelock import FileLock
 
-from flower_vfl.errors import ConfigError, require
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.randomness import draw_secret
 
@@ -42,12 +43,9 @@ class Guarantee:
     Parameters
     ----------
     mechanism : str
-        ``"randomised-response"``, ``"laplace"``, ``"gaussian"``, ``"marvell"`` or
-        ``"none"``.
-    epsilon : float | None (default: None)
+        As of a `Release`, or ``"marvell"`` or ``"none"``.
+    epsilon, delta : float | None (default: None), float (default: 0.0)
         Of label differential privacy; None where there is none.
-    delta : float (default: 0.0)
-        Of label differential privacy.
     auc_bound : float (default: 1.0)
         Largest AUC with which anybody can tell two labels of a row apart.
     scope : str (default: "")
@@ -164,10 +162,7 @@ class Release:
         known = isinstance(given, int | float) and 0.0 <= given < math.inf
         require(known, what, "a number from 0", given)
         require(0.0 <= self.delta < 1.0, "delta", "from 0 and below 1", self.delta)
-        names = (RESPONSE, LAPLACE, GAUSSIAN)
-        require(
-            self.mechanism in names, "mechanism", " or ".join(names), self.mechanism
-        )
+        check_name("mechanism", self.mechanism, (RESPONSE, LAPLACE, GAUSSIAN))
 
     @property
     def amount(self) -> float:
@@ -181,9 +176,8 @@ def compose(
     """Return epsilon, delta and AUC bound of releases of the same labels together.
 
     One release, or Gaussian ones only, have a closed form. Others are composed by the
-    privacy loss distributions of the package dp-accounting, whose trade-off curve gives
-    the AUC; randomised response counts as that of two classes, which no mechanism of
-    its epsilon exceeds. Without a delta the epsilons add up.
+    package dp-accounting; randomised response counts as that of two classes, which no
+    mechanism of its epsilon exceeds. Without a delta the epsilons add up.
 
     Parameters
     ----------
@@ -206,15 +200,42 @@ def compose(
         raise ConfigError("a Gaussian mechanism needs a delta above 0, e.g. 1e-6")
     mu, total = math.hypot(*mus), sum(each.amount for each in pure)
     if not pure:
-        from .label_privacy import gaussian_epsilon
-
         return gaussian_epsilon(mu, delta), delta, math.erfc(-mu / 2.0) / 2.0
     if len(releases) > 1:
         return _composed(pure, mu, delta)
-    auc = 1.0 / (1.0 + math.exp(-total))
-    if pure[0].mechanism == LAPLACE:
-        auc = 1.0 - (2.0 + total) * math.exp(-total) / 4.0
+    is_laplace = pure[0].mechanism == LAPLACE
+    auc = laplace_auc(total) if is_laplace else 1.0 / (1.0 + math.exp(-total))
     return total, 0.0, auc
+
+
+def laplace_auc(epsilon: float) -> float:
+    """Return the AUC between the ends of a range under Laplace noise."""
+    return 1.0 - (2.0 + epsilon) * math.exp(-epsilon) / 4.0
+
+
+def _normal_cdf(value: float) -> float:
+    return 0.5 * math.erfc(-value / math.sqrt(2.0))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Return the δ of μ-GDP for an ε (Dong et al., corollary 1)."""
+    first = _normal_cdf(mu / 2.0 - epsilon / mu)
+    return first - math.exp(epsilon) * _normal_cdf(-mu / 2.0 - epsilon / mu)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the ε of μ-GDP for a δ; 0 if δ alone suffices."""
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    most = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
+    return root(lambda e: gaussian_delta(e, mu) - delta, 0.0, most)
+
+
+def root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function is 0, between two numbers."""
+    from scipy.optimize import brentq  # a second, which few runs need
+
+    return float(brentq(function, low, high))
 
 
 def _composed(
@@ -224,10 +245,9 @@ def _composed(
     try:
         from dp_accounting.pld import privacy_loss_distribution as pld
     except ImportError as error:
-        raise ConfigError(
-            "composing several releases of the same labels needs dp-accounting: "
-            "pip install 'flower-vfl[privacy]'"
-        ) from error
+        remedy = "pip install 'flower-vfl[privacy]'"
+        problem = "composing several releases of labels needs dp-accounting"
+        raise ConfigError(f"{problem}: {remedy}") from error
     parts = [pld.from_gaussian_mechanism(1.0 / mu)] if mu else []
     for each in pure:
         if each.mechanism == LAPLACE:
@@ -235,9 +255,7 @@ def _composed(
         else:
             kept = 2.0 / (1.0 + math.exp(each.amount))
             parts.append(pld.from_randomized_response(kept, 2))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.compose(part)
+    whole = reduce(lambda some, part: some.compose(part), parts)
     total = math.inf if mu else sum(each.amount for each in pure)
     epsilon = whole.get_epsilon_for_delta(delta) if delta else total
     reach = min(total, whole.get_epsilon_for_delta(1e-12))
@@ -248,11 +266,9 @@ def _composed(
 
 
 def _auc(epsilons: np.ndarray[Any, Any], deltas: np.ndarray[Any, Any]) -> float:
-    """Return the AUC above the trade-off curve of symmetric (epsilon, delta) pairs.
-
-    No test with false positives x misses less than 1 − δ − e^ε·x, or with both errors
-    exchanged; the largest of these lines is the curve.
-    """
+    """Return the AUC above the trade-off curve of symmetric (epsilon, delta) pairs."""
+    # No test with false positives x misses less than 1 − δ − e^ε·x, or with both errors
+    # exchanged; the largest of these lines is the curve.
     steep = np.exp(epsilons)
     slopes = np.concatenate([steep[::-1], 1.0 / steep[1:]])
     height = np.concatenate([(1.0 - deltas)[::-1], ((1.0 - deltas) / steep)[1:]])
@@ -266,16 +282,13 @@ def _auc(epsilons: np.ndarray[Any, Any], deltas: np.ndarray[Any, Any]) -> float:
 def composed_auc(sum_kls: Iterable[float]) -> float:
     """Return Marvell's bound for independent gradients: their divergences add up."""
     total = math.fsum(sum_kls)
-    if not total < 4.0:
-        return 1.0
-    return 0.5 + math.sqrt(total) / 2.0 - total / 8.0
+    return 0.5 + math.sqrt(total) / 2.0 - total / 8.0 if total < 4.0 else 1.0
 
 
 def guarantee_of_run(label: Guarantee, sum_kls: Mapping[str, float]) -> Guarantee:
-    """Return what a run can state: what the label party says, and Marvell's bound.
+    """Return what the label party says, and Marvell's bound.
 
-    `sum_kls` has its divergences by passive party, the largest of each epoch added
-    up: infinite where a gradient left without one, empty without Marvell.
+    `sum_kls` has sums of divergences by passive party, infinite for no bound.
     """
     if not sum_kls:
         return label
@@ -322,10 +335,9 @@ class Ledger:
         return int(content["key"], 16)
 
     def register(self, release: Release, digest: str, note: bool = True) -> Guarantee:
-        """Note a release, unless it was made before; return what holds after it.
+        """Return what holds after a release; with `note`, write down a new one.
 
-        The keyed `digest` is of labels and ids: the same labels, randomised in the same
-        way with the same key, reveal nothing new. With `note` False, only ask.
+        The keyed `digest` is of labels and ids: the same draws reveal nothing new.
         """
         with self._lock():
             content = self._read()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, Self, get_args
@@ -27,6 +27,8 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.randomness import derive_key
 from flower_vfl.specs import build_from_spec
+
+from .accountant import Release, compose, gaussian_epsilon, laplace_auc, root
 
 if TYPE_CHECKING:
     from flower_vfl.objectives import Task
@@ -67,9 +69,15 @@ class Mechanism(ABC):
     columns: int = 2  # uniform numbers for each row
 
     @property
-    @abstractmethod
+    def release(self) -> Release:
+        """What the randomised labels reveal."""
+        epsilon = None if self.mu else self.epsilon
+        return Release(self.name, epsilon, self.mu, delta=self.delta, draws=self.text)
+
+    @property
     def auc_bound(self) -> float:
         """What no attack's AUC between two labels of one row exceeds."""
+        return compose([self.release])[2]
 
     @abstractmethod
     def apply(self, labels: Tensor, uniform: Tensor) -> Tensor:
@@ -119,11 +127,6 @@ class RandomizedResponse(Mechanism):
         return f"{super().text},{self.classes},{self.answers.tolist()}"
 
     @property
-    def auc_bound(self) -> float:
-        """e^ε/(1 + e^ε), which two classes reach."""
-        return 1.0 / (1.0 + math.exp(-self.epsilon))
-
-    @property
     def invertible(self) -> bool:
         """Whether every class may be answered."""
         return len(self.answers) == self.classes
@@ -167,11 +170,6 @@ class Laplace(Mechanism):
         """The range, too."""
         return f"{super().text},{self.low!r},{self.high!r}"
 
-    @property
-    def auc_bound(self) -> float:
-        """That of the two ends of the range."""
-        return 1.0 - (2.0 + self.epsilon) * math.exp(-self.epsilon) / 4.0
-
     def apply(self, labels: Tensor, uniform: Tensor) -> Tensor:
         """Return values on a grid, so that their last digits tell nothing."""
         width = self.high - self.low
@@ -208,11 +206,6 @@ class Gaussian(Mechanism):
         """The noise and the classes; δ only says how ε is stated."""
         return f"{self.name}:{self.mu!r},{self.classes},{self.low!r},{self.high!r}"
 
-    @property
-    def auc_bound(self) -> float:
-        """Φ(μ/√2)."""
-        return _normal_cdf((self.mu or 0.0) / math.sqrt(2.0))
-
     def apply(self, labels: Tensor, uniform: Tensor) -> Tensor:
         """Return noisy labels, or noisy one-hot rows, on a grid."""
         noise = _on_grid(self.sigma * torch.special.ndtri(uniform))
@@ -228,33 +221,9 @@ def _on_grid(values: Tensor) -> Tensor:
     return (values / _GRID).round() * _GRID
 
 
-def _normal_cdf(value: float) -> float:
-    return 0.5 * math.erfc(-value / math.sqrt(2.0))
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import brentq  # a second, which few runs need
-
-    return float(brentq(function, low, high))
-
-
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Return the δ of μ-GDP for an ε (Dong et al., corollary 1)."""
-    first = _normal_cdf(mu / 2.0 - epsilon / mu)
-    return first - math.exp(epsilon) * _normal_cdf(-mu / 2.0 - epsilon / mu)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the ε of μ-GDP for a δ; 0 if δ alone suffices."""
-    if gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    most = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
-    return _root(lambda e: gaussian_delta(e, mu) - delta, 0.0, most)
-
-
 def laplace_epsilon(auc: float) -> float:
     """Return the ε of Laplace noise with an AUC bound."""
-    return _root(lambda e: Laplace(e, 0.0, 1.0).auc_bound - auc, 1e-9, 700.0)
+    return root(lambda e: laplace_auc(e) - auc, 1e-9, 700.0)
 
 
 def gaussian_mu(auc: float | None, epsilon: float | None, delta: float) -> float:
@@ -263,17 +232,16 @@ def gaussian_mu(auc: float | None, epsilon: float | None, delta: float) -> float
         return math.sqrt(2.0) * NormalDist().inv_cdf(auc)
     assert epsilon is not None  # one of the two is given
     most = math.sqrt(2.0 * epsilon) + 1.0  # where even δ = 1/2 would not suffice
-    return _root(lambda m: gaussian_epsilon(m, delta) - epsilon, 1e-6, most)
+    return root(lambda m: gaussian_epsilon(m, delta) - epsilon, 1e-6, most)
 
 
 @dataclass(frozen=True)
 class LabelPrivacy:
     """How labels are randomised, once and before training, and what is promised.
 
-    Over the whole training, for all parties together, for the server and for the
-    trained model: two worlds that differ in one training label are told apart with at
-    most this AUC, or change the odds of that label by at most a factor e^ε. See
-    docs/guarantees.md.
+    Over the whole training, for all parties together, the server and the trained model:
+    two worlds that differ in one training label are told apart with at most this AUC,
+    or change the odds of that label by at most a factor e^ε. See docs/guarantees.md.
 
     Parameters
     ----------
@@ -284,11 +252,10 @@ class LabelPrivacy:
     mechanism : {"auto", "randomised-response", "laplace", "gaussian"}
         ``"auto"`` takes randomised response for classes and Laplace for a regression.
     loss : {"auto", "plain", "unbiased", "forward"} (default: "auto")
-        What is made of randomised labels: ``"plain"`` learns them as they are,
-        ``"unbiased"`` corrects them by the inverse of the mechanism, ``"forward"``
-        maximises their likelihood through the mechanism; for a regression that is the
-        absolute error. ``"auto"`` trains with each and keeps the best by randomised
-        validation labels; without validation rows it takes ``"forward"``.
+        ``"plain"`` learns randomised labels as they are, ``"unbiased"`` corrects by
+        the inverse of the mechanism, ``"forward"`` maximises their likelihood through
+        it (for a regression: the absolute error). ``"auto"`` keeps the best of these by
+        randomised validation labels; without validation rows it takes ``"forward"``.
     delta : float (default: 1e-5)
         δ for which the ε of Gaussian noise is meant.
     prior : tuple[float, ...] (default: ())
@@ -296,12 +263,10 @@ class LabelPrivacy:
     low, high : float | None (default: None)
         Range of the labels of a regression, publicly known; values are clipped to it.
     key : int | None (default: None)
-        The secret that draws are made from, of up to 256 bits. None draws one for every
-        run; one that is resumed, or set up again, keeps it. Trainings with the same key
-        reveal no more than one of them.
+        The secret that draws are made from, of up to 256 bits; None draws one for every
+        run. Trainings with the same key reveal no more than one of them.
     ledger : str (default: "")
-        A file of the label party that keeps the key, and what trainings have revealed
-        so far: those with other draws add up.
+        A file of the label party with the key, and what trainings have revealed so far.
     budget : str (default: "")
         ``"auc=0.7"`` or ``"epsilon=1"``: refuse a run that cannot promise it, together
         with earlier ones in the ledger. May stand without `auc` and `epsilon`.
@@ -350,8 +315,7 @@ class LabelPrivacy:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Return the settings of a config string, e.g. ``"auc=0.65,loss=plain"``."""
-        kind = "setting"
-        return build_from_spec(kind, f"label-dp:{text}", {"label-dp": cls})
+        return build_from_spec("setting", f"label-dp:{text}", {"label-dp": cls})
 
     def budget_limit(self) -> tuple[str, float]:
         """Return what the budget limits, and to how much."""
@@ -366,8 +330,7 @@ class LabelPrivacy:
         """Return the mechanism for a kind of labels; None if none is asked for."""
         if self.auc is None and self.epsilon is None:
             return None
-        kind = self.mechanism
-        regression = task == "regression"
+        kind, regression = self.mechanism, task == "regression"
         if kind == "auto":
             kind = "laplace" if regression else "randomised-response"
         if regression != (kind == "laplace") and kind != "gaussian":
@@ -375,10 +338,8 @@ class LabelPrivacy:
         low, high = 0.0, 1.0
         if regression:
             if self.low is None or self.high is None or not self.low < self.high:
-                raise ConfigError(
-                    "label privacy of a regression needs a public range, low=... and "
-                    "high=...; a range taken from the labels would reveal them"
-                )
+                needed = "a regression needs a public range, low=... and high=..."
+                raise ConfigError(f"{needed}; one taken from labels would reveal them")
             low, high = self.low, self.high
         if kind == "gaussian":
             mu = gaussian_mu(self.auc, self.epsilon, self.delta)

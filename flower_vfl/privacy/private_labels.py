@@ -12,10 +12,11 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, require
 from flower_vfl.leakage.monitor import Leakage
 from flower_vfl.parties.imputation.label_imputer import BatchLabels, Calibration
+from flower_vfl.parties.policies import AT_LABEL
 from flower_vfl.parties.schedule import keyed_digest
 from flower_vfl.randomness import Noise, derive_key
 
-from .accountant import Guarantee, Ledger, Release
+from .accountant import Guarantee, Ledger
 from .label_privacy import (
     DEFAULT_LOSS,
     Gaussian,
@@ -56,16 +57,9 @@ class PrivateLabels:
 
     def guarantee(self, note: bool = False) -> Guarantee:
         """Return what is promised, with `note` also in the ledger."""
-        mechanism = self.mechanism
-        if mechanism is None:
+        if self.mechanism is None:
             return Guarantee("none")
-        release = Release(
-            mechanism.name,
-            None if mechanism.mu else mechanism.epsilon,
-            mechanism.mu,
-            delta=mechanism.delta,
-            draws=mechanism.text,
-        )
+        release = self.mechanism.release
         if self._ledger is None:
             return Guarantee.of([release])
         values = [*self._ids, *self.true.tolist()]
@@ -81,27 +75,18 @@ class PrivateLabels:
         """Refuse a run that would act on true labels, or that breaks the budget."""
         leakage = Leakage.from_text(config.leakage) if config.leakage else None
         if self.privacy.canaries and leakage is None:
-            raise ConfigError(
-                "canaries are measured with the leakage: name attacks in Leakage(...) "
-                "at the strategy (attack in the run config)"
-            )
+            attacks = "name attacks in Leakage(...) (attack in the run config)"
+            raise ConfigError(f"canaries are measured with the leakage: {attacks}")
         if self.mechanism is not None and leakage is not None:
             if leakage.limit is not None:
-                raise ConfigError(
-                    "a leak limit depends on true labels and would reveal information "
-                    "about them; remove it, label privacy has its own bound"
-                )
+                problem = "a leak limit depends on true labels and tells about them"
+                raise ConfigError(f"{problem}; remove it: label privacy has a bound")
             if leakage.shows_labels:
-                raise ConfigError(
-                    "layers, and membership with labels, reveal true labels to the "
-                    "passive parties; measure them without label privacy"
-                )
+                reveal = "layers, and membership with labels, reveal true labels"
+                raise ConfigError(f"{reveal}; measure them without label privacy")
         if config.defended == "strategy" and leakage is not None:
-            raise ConfigError(
-                "a defense at the strategy is measured there, where only randomised "
-                "labels are known; have this node apply it: Defense(..., "
-                'at="label") at the strategy (defense-at="label" in the run config)'
-            )
+            where = "a defense at the strategy is measured there, without true labels"
+            raise ConfigError(f"{where}; have this node apply it: {AT_LABEL}")
         if self.privacy.budget:
             # What uses labels again after a bound ends it, and so do several trainings.
             using = [each for each in defender.transforms if each.requires_labels]
@@ -144,20 +129,14 @@ class PrivateLabels:
         return self.privacy.key if self._ledger is None else self._ledger.key
 
     def own_key(self, secret: int, trusted: bool) -> int:
-        """Return the key of the draws: a given one, the ledger's, or the run's.
-
-        A server that is not `trusted` gets no other draws if it configures a run again.
-        """
+        """Return the key of the draws; a server that is not trusted gets no others."""
         known = self._fixed_key
         if known is None and not trusted:
             known = self.key or None
         return secret if known is None else known
 
     def draw(self, key: int, training: Tensor, numbers: Tensor) -> None:
-        """Randomise all labels; canaries are among the own rows of the training rows.
-
-        `numbers` are those that the training rows have in the run.
-        """
+        """Randomise all labels; `numbers` are those of the own `training` rows."""
         start, self.key = self.true.clone(), key
         if count := self.privacy.canaries:
             from flower_vfl.leakage.canaries import Canaries
@@ -207,19 +186,15 @@ class PrivateLabels:
         key, own = int(state.get("label_key", "0"), 16), self.state_dict()
         same = state.get("label_draws") == own["label_draws"]
         if not same or self._fixed_key not in (None, key):
-            raise ConfigError(
-                "the resumed run drew its labels with another key or mechanism"
-            )
+            raise ConfigError("the resumed run drew labels by another key or mechanism")
         return str(state["loss"]), key
 
     def choose(self, loss: str, gaps: bool) -> None:
         """Set the loss; `gaps` says whether some rows have a synthetic label."""
         objective, mechanism = self._objective, self.mechanism
         if gaps and isinstance(mechanism, Gaussian) and mechanism.classes:
-            raise ConfigError(
-                "Gaussian noise would tell which labels are synthetic; use the "
-                "mechanism 'randomised-response'"
-            )
+            problem = "Gaussian noise would tell which labels are synthetic"
+            raise ConfigError(f"{problem}; use the mechanism 'randomised-response'")
         fitting = [each for each in self.losses if not gaps or each != "unbiased"]
         known = objective.calibration
         if known is not None:  # it says already whether the loss or the prediction
@@ -227,10 +202,8 @@ class PrivateLabels:
         if loss not in fitting and "auto" in (loss, self.privacy.loss):
             loss = DEFAULT_LOSS if DEFAULT_LOSS in fitting else fitting[0]
         if loss not in fitting:
-            raise ConfigError(
-                f"the loss '{loss}' of private labels does not fit here; use "
-                f"{', '.join(fitting)}"
-            )
+            problem = f"the loss '{loss}' of private labels does not fit here"
+            raise ConfigError(f"{problem}; use {', '.join(fitting)}")
         self.loss, self.soft = loss, None
         objective.label_loss = loss
         if isinstance(mechanism, Gaussian) and objective.takes_shares:

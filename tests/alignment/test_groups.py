@@ -6,6 +6,7 @@ import importlib.util
 import secrets
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import mpmath
@@ -22,7 +23,8 @@ from flower_vfl.alignment import groups as groups_module
 from flower_vfl.alignment.elements import (
     Elements,
     InvalidElementError,
-    is_ascending,
+    ListError,
+    check_distinct,
     order_of,
 )
 from flower_vfl.alignment.groups import (
@@ -340,4 +342,9 @@ def test_sorting_is_that_of_bytes(texts: list[bytes]) -> None:
     listed = np.frombuffer(b"".join(texts), np.uint8).reshape(-1, 4)
     ordered = [row.tobytes() for row in listed[order_of(listed)]]
     assert ordered == sorted(texts)
-    assert is_ascending(listed) == (texts == sorted(set(texts)))
+    for ascending, allowed in (
+        (True, texts == sorted(set(texts))),
+        (False, len(texts) == len(set(texts))),
+    ):
+        with nullcontext() if allowed else pytest.raises(ListError, match="repeats"):
+            check_distinct(listed, ascending)

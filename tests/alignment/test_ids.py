@@ -61,8 +61,7 @@ def test_numpy_scalars_are_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [1.0, True, np.True_, np.float32(1), float("nan"), None, ["a"], "\ud800", 1j],
+    "bad", [1.0, True, np.True_, np.float32(1), float("nan"), None, ["a"], "\ud800", 1j]
 )
 def test_what_is_no_id_is_refused_by_its_position(bad: object) -> None:
     with pytest.raises(ConfigError, match="id at position 2") as caught:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from rings import align
 
 from flower_vfl.alignment import encode_ids, padding_delta
-from flower_vfl.alignment.ids import dummy_messages, shared_dummies
+from flower_vfl.alignment.ids import dummy_messages
 from flower_vfl.errors import ConfigError
 
 
@@ -25,17 +27,19 @@ def test_padding_blurs_the_intersection_of_a_union() -> None:
     assert len(sizes) > 2 and all(0 <= shared <= 40 for shared in sizes)
 
 
-def test_shared_dummies_have_the_stated_distribution() -> None:
-    from scipy.stats import hypergeom
-
-    for padding in (1, 10, 300):
-        expected = hypergeom(2 * padding, padding, padding).pmf(range(padding + 1))
-        np.testing.assert_allclose(shared_dummies(padding), expected, rtol=1e-6)
-    chances, counts = shared_dummies(1000), np.arange(1001)
-    mean = (chances * counts).sum()
-    deviation = np.sqrt((chances * (counts - mean) ** 2).sum())
-    assert mean == pytest.approx(500)
-    assert deviation == pytest.approx(np.sqrt(1000 / 8), rel=1e-3)
+@pytest.mark.parametrize("padding", [1, 10, 300, 1000])
+def test_delta_follows_from_the_distribution_of_shared_dummies(padding: int) -> None:
+    """Of two halves of a pool: comb(n, k) ways for the shared and for the others."""
+    pairs = math.comb(2 * padding, padding)
+    chances = [math.comb(padding, k) ** 2 / pairs for k in range(padding + 1)]
+    for epsilon in (0.0, 0.1, 0.5):
+        moved = [0.0, *(math.exp(epsilon) * chance for chance in chances)]
+        pairs_of = zip([*chances, 0.0], moved, strict=True)
+        expected = math.fsum(max(0.0, one - other) for one, other in pairs_of)
+        assert padding_delta(padding, epsilon) == pytest.approx(expected, rel=1e-6)
+    drawn = [len({*dummy_messages(40)} & {*dummy_messages(40)}) for _ in range(400)]
+    assert np.mean(drawn) == pytest.approx(20, abs=0.7)  # 6 standard errors
+    assert np.std(drawn) == pytest.approx(np.sqrt(40 / 8), rel=0.25)
 
 
 def test_dummies_are_a_random_half_of_the_pool() -> None:

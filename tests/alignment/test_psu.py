@@ -146,8 +146,7 @@ def test_two_parties_compute_algorithm_1() -> None:
     }
     keys = {name: party._keys for name, party in parties.items()}
     assert keys["a"] is not None and keys["p"] is not None
-    s1, s2, s3 = keys["a"].first, keys["a"].blind, keys["a"].rest
-    t1, t2, t3 = keys["p"].first, keys["p"].blind, keys["p"].rest
+    (s1, s2, s3), (t1, t2, t3) = keys["a"], keys["p"]
     hashed = {
         number: int.from_bytes(group.hash(encode_ids([number]), b"s").tobytes(), "big")
         for number in range(1, 6)
@@ -189,6 +188,7 @@ def test_nothing_is_left_after_the_end() -> None:
     for member in members:
         party = member.party
         assert party._keys is None and party._messages is None
+        assert party._dummies is None
         assert not party._complete and party._mine is None
         with pytest.raises(ListError, match="ended"):
             party.announce()

@@ -13,11 +13,7 @@ from flwr.app import Context, RecordDict
 from vertical_cases import assert_equal
 
 from flower_vfl import ConfigError
-from flower_vfl.parties.checkpoints import (
-    DirectoryStore,
-    RecordStore,
-    open_store,
-)
+from flower_vfl.parties.checkpoints import DirectoryStore, RecordStore, open_store
 
 
 @pytest.fixture(params=["directory", "record"])

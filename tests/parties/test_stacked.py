@@ -12,23 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flower_vfl import (
-    CrossEntropy,
-    LabelParty,
-    Leakage,
-    PassiveParty,
-    in_process,
-)
+from flower_vfl import CrossEntropy, LabelParty, Leakage, PassiveParty, in_process
 from flower_vfl.errors import PartyError
 from flower_vfl.grids.stacked import StackedGrid
 from flower_vfl.parties.stacked import stack_parties
 from flower_vfl.protocol.config import TrainingConfig
-from flower_vfl.strategies import (
-    Checkpoints,
-    Compression,
-    Defense,
-    VerticalStrategy,
-)
+from flower_vfl.strategies import Checkpoints, Compression, Defense, VerticalStrategy
 
 ROWS, COLUMNS, WIDTH, PARTIES = 90, 3, 2, 9
 ADAM = partial(torch.optim.Adam, lr=0.02, weight_decay=0.01)

@@ -9,14 +9,7 @@ import pytest
 import torch
 from imputation_cases import REPEATABLE, aligned_app, start
 from torch import Tensor, nn
-from vertical_cases import (
-    WIDTH,
-    assert_equal,
-    features,
-    simple_parties,
-    train,
-    weights,
-)
+from vertical_cases import WIDTH, assert_equal, features, simple_parties, train, weights
 
 from flower_vfl import (
     ConfigError,

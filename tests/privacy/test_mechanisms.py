@@ -15,14 +15,17 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flower_vfl import ConfigError, LabelPrivacy
-from flower_vfl.privacy.accountant import Release, compose
+from flower_vfl.privacy.accountant import (
+    Release,
+    compose,
+    gaussian_delta,
+    gaussian_epsilon,
+)
 from flower_vfl.privacy.label_privacy import (
     Gaussian,
     Laplace,
     Mechanism,
     RandomizedResponse,
-    gaussian_delta,
-    gaussian_epsilon,
     gaussian_mu,
     laplace_epsilon,
 )

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
-from vertical_cases import (
-    WIDTH,
-    train,
-)
+from vertical_cases import WIDTH, train
 
 from flower_vfl import (
     CrossEntropy,

@@ -217,12 +217,7 @@ OBJECTIVES = {
     },
     "three classes": (three_entropy, three, f"{PRIVATE},loss=auto", {}),
     "a prior": (three_entropy, three, "epsilon=1,key=7,prior=0.45+0.45+0.1", {}),
-    "three classes, gaussian": (
-        three_entropy,
-        three,
-        f"{GAUSSIAN},loss=forward",
-        {},
-    ),
+    "three classes, gaussian": (three_entropy, three, f"{GAUSSIAN},loss=forward", {}),
     "gafm": (gafm, binary, PRIVATE, {}),
     "gafm, gaussian": (gafm, binary, GAUSSIAN, {}),
     "gafm, three classes": (partial(gafm, 3), three, PRIVATE, {}),

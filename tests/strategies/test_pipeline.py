@@ -232,8 +232,8 @@ def test_k_hides_k_of_k_plus_one_round_trips(pipeline: int) -> None:
 
 def test_an_error_names_the_step_that_it_belongs_to() -> None:
     class Failing(PassiveParty):
-        def run_model(self, rows: Tensor) -> Tensor:
-            found = super().run_model(rows)
+        def embed_rows(self, rows: Tensor, *given: Any) -> Tensor:
+            found = super().embed_rows(rows, *given)
             return found[:-1] if self.step + self.ahead == 4 else found
 
     label, passive = simple_parties()

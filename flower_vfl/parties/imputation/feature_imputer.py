@@ -4,9 +4,8 @@ Sun et al., Vertical Federated Learning without Revealing Intersection Membershi
 (FLORIST), section 2.4 and 3.2. https://arxiv.org/abs/2106.05508
 
 Draws come from a secret of the party: whoever could repeat them would know which rows
-are synthetic. By default a row keeps its synthetic features for the whole run. With new
-ones in every epoch, its embedding would jump between epochs, while the embedding of a
-real row drifts with the model.
+are synthetic. By default a row keeps its synthetic features for the whole run: with new
+ones in every epoch its embedding would jump, while that of a real row drifts.
 """
 
 import math
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, PartyError, require
+from flower_vfl.errors import ConfigError, PartyError, at_party, require
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.randomness import Noise, derive_seed, draw_secret
 from flower_vfl.specs import build_from_spec
@@ -33,31 +32,9 @@ Averages = tuple[Tensor, Tensor]  # mean and standard deviation of every entry
 
 def draw_donors(count: int, pool: Tensor, stream: Noise) -> Tensor:
     """Return random rows of a pool, each again only after all others."""
-    rounds = [
-        stream.permutation(len(pool)) for _ in range(math.ceil(count / len(pool)))
-    ]
+    rounds = [stream.permutation(len(pool)) for _ in range(0, count, len(pool))]
     order = torch.cat(rounds)[:count] if rounds else torch.empty(0, dtype=torch.int64)
     return pool[order.to(pool.device)]
-
-
-def gaussian_embeddings(
-    count: int, real: Tensor, stream: Noise, scale: float = 1.0
-) -> Tensor:
-    """Return rows of N(0, scale/d · max‖f‖² · I), f the real embeddings."""
-    largest: Tensor = real.detach().flatten(1).norm(dim=1).max()
-    deviation = largest * math.sqrt(scale / real[0].numel())
-    return _normal((count, *real.shape[1:]), real, stream) * deviation
-
-
-def random_embeddings(
-    count: int, mean: Tensor, deviation: Tensor, stream: Noise
-) -> Tensor:
-    """Return rows of N(mean, deviation²), entry by entry."""
-    return mean + deviation * _normal((count, *mean.shape), mean, stream)
-
-
-def _normal(shape: tuple[int, ...], like: Tensor, stream: Noise) -> Tensor:
-    return stream.normal(shape).to(like.device, like.dtype)
 
 
 class FeatureSynthesizer(ABC):
@@ -71,10 +48,7 @@ class FeatureSynthesizer(ABC):
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
         """Set the rows that the party holds; called before the first batch."""
         if not len(pool) and bool((local < 0).any()):
-            raise ConfigError(
-                "it holds none of the training rows, and so cannot make synthetic "
-                "features from them"
-            )
+            raise ConfigError("it holds none of the training rows to draw from")
         self._local, self._pool, self._secret = local, pool, secret
 
     def _stream(self, *at: int | str) -> Noise:
@@ -139,15 +113,16 @@ class _RandomEmbeddings(FeatureSynthesizer):
             own = torch.cat([own, draw_donors(others, self._pool, stream)])
         real = run(own)
         self._record(real.detach(), training)
-        drawn = self._draw(len(local), real.detach(), stream)
+        normal = stream.normal((len(local), *real.shape[1:])).to(real)
+        drawn = self.scaled(normal, real.detach())
         return drawn.index_copy(0, held, real[: len(held)])
 
     def _record(self, real: Tensor, training: bool) -> None:
         """Record the real embeddings of a batch."""
 
     @abstractmethod
-    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
-        """Return so many embeddings."""
+    def scaled(self, normal: Tensor, real: Tensor) -> Tensor:
+        """Return embeddings made of standard normal numbers and real embeddings."""
 
 
 class Gaussian(_RandomEmbeddings):
@@ -158,8 +133,10 @@ class Gaussian(_RandomEmbeddings):
         require(scale > 0.0, "scale", "positive", scale)
         self.scale = scale
 
-    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
-        return gaussian_embeddings(count, real, stream, self.scale)
+    def scaled(self, normal: Tensor, real: Tensor) -> Tensor:
+        """Return embeddings by the largest norm of the real ones."""
+        largest: Tensor = real.flatten(1).norm(dim=1).max()
+        return normal * (largest * math.sqrt(self.scale / real[0].numel()))
 
 
 class Random(_RandomEmbeddings):
@@ -182,9 +159,11 @@ class Random(_RandomEmbeddings):
             deviation = self._moving[1].lerp(deviation, self.momentum)
         self._next = mean, deviation
 
-    def _draw(self, count: int, real: Tensor, stream: Noise) -> Tensor:
+    def scaled(self, normal: Tensor, real: Tensor) -> Tensor:
+        """Return embeddings with the moving averages."""
         assert self._next is not None  # _record was called before
-        return random_embeddings(count, *self._next, stream)
+        mean, deviation = self._next
+        return mean + deviation * normal
 
     def fit(self, local: Tensor, pool: Tensor, secret: int) -> None:
         """Set the rows that the party holds, and reset the averages."""
@@ -201,10 +180,8 @@ class Random(_RandomEmbeddings):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state."""
-        device, moving = self._local.device, state.get("moving")
-        self._moving = None
-        if moving is not None:
-            self._moving = moving[0].to(device), moving[1].to(device)
+        moving = [each.to(self._local.device) for each in state.get("moving", ())]
+        self._moving = (moving[0], moving[1]) if moving else None
 
 
 FEATURE_SYNTHESIZERS: dict[str, Callable[..., FeatureSynthesizer]] = {
@@ -220,26 +197,18 @@ class FeatureImputer:
     def __init__(self, features: str, secret: int | None) -> None:
         self.row_index: RowIndex | None = None
         kind = "kind of synthetic features"
-        self._synthesizer = build_from_spec(kind, features, FEATURE_SYNTHESIZERS)
+        self.synthesizer = build_from_spec(kind, features, FEATURE_SYNTHESIZERS)
         self._given = secret
         self.secret = 0  # drawn by fit
         self.local = torch.empty(0, dtype=torch.int64)
         self._pool = self.local
 
-    @property
-    def aligned(self) -> bool:
-        """Whether the run uses aligned rows instead of the party's own."""
-        return self.row_index is not None
-
     def align_rows(self, row_index: RowIndex, own_rows: int, name: str) -> None:
         """Use aligned rows from now on."""
-        if row_index.rows and int(row_index.local.max()) >= own_rows:
-            raise PartyError(
-                name,
-                f"its alignment has row {int(row_index.local.max())}, but it has only "
-                f"{own_rows} rows",
-                "Align the ids that it holds now",
-            )
+        last = int(row_index.local.max()) if row_index.rows else -1
+        if last >= own_rows:
+            problem = f"its alignment has row {last}, but it has only {own_rows} rows"
+            raise PartyError(name, problem, "Align the ids that it holds now")
         self.row_index, self.secret = row_index, 0
 
     def split(self, codes: NDArray[np.int8] | None) -> NDArray[np.int8] | None:
@@ -265,25 +234,14 @@ class FeatureImputer:
         elif not self.secret:  # a run that continues keeps it, and its synthetic rows
             self.secret = draw_secret()
         if embeds:
-            try:
-                self._synthesizer.fit(self.local, self._pool, self.secret)
-            except ConfigError as error:
-                remedy = "Align other ids, or hold out fewer rows"
-                raise PartyError(name, str(error), remedy) from error
-
-    def embed(self, rows: Tensor, at: At, training: bool, run: RunModel) -> Tensor:
-        """Return one embedding for each aligned row."""
-        return self._synthesizer.embed(rows, at, training, run)
-
-    def commit(self) -> None:
-        """Update the synthesizer after a completed training step."""
-        self._synthesizer.commit()
+            with at_party(name, "Align other ids, or hold out fewer rows"):
+                self.synthesizer.fit(self.local, self._pool, self.secret)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the secret and the synthesizer's state, empty without alignment."""
         if self.row_index is None:
             return {}
-        features = self._synthesizer.state_dict()
+        features = self.synthesizer.state_dict()
         return {"union": {"secret": f"{self.secret:x}", "features": features}}
 
     def load_state_dict(self, state: dict[str, Any], embeds: bool) -> None:
@@ -292,5 +250,5 @@ class FeatureImputer:
             return
         self.secret = int(state["union"]["secret"], 16)
         if embeds:
-            self._synthesizer.fit(self.local, self._pool, self.secret)
-            self._synthesizer.load_state_dict(state["union"]["features"])
+            self.synthesizer.fit(self.local, self._pool, self.secret)
+            self.synthesizer.load_state_dict(state["union"]["features"])

@@ -17,7 +17,7 @@ for the other cases, and what several passive parties change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError, PartyError, check_name
+from flower_vfl.errors import ConfigError, at_party, check_name
 from flower_vfl.objectives import Objective
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
@@ -36,28 +36,7 @@ from .row_index import Imputation, RowIndex
 
 When = Literal["te", "tr"]
 WHEN: tuple[When, ...] = get_args(When)
-_BEND = 1e-3
-
-
-def mixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
-    """Return D' = weight·D + offset."""
-    return weight * probabilities + offset.to(probabilities)
-
-
-def unmixed(probabilities: Tensor, weight: float, offset: Tensor) -> Tensor:
-    """Return D = (D' − offset)/weight as probabilities.
-
-    Predictions may lie outside of the mixture, and clipping them would make ties. A
-    hyperbola bends values below 0.001 instead: it stays above 0 and keeps the order.
-    """
-    return as_probabilities((probabilities - offset.to(probabilities)) / weight)
-
-
-def as_probabilities(inverse: Tensor) -> Tensor:
-    """Bend values below 0.001, by class, and divide by their sum."""
-    low = _BEND**2 / (2 * _BEND - inverse.clamp_max(_BEND))
-    bent = torch.where(inverse < _BEND, low, inverse)
-    return bent / bent.sum(dim=1, keepdim=True)
+_BEND = 1e-3  # below it, probabilities follow a hyperbola
 
 
 @dataclass(frozen=True)
@@ -80,9 +59,7 @@ class Calibration:
         """Refuse a mixture that cannot be undone."""
         check_name("calibration", self.when, WHEN)
         if not self.weight > 0.0:
-            raise ConfigError(
-                "predictions cannot be calibrated: no row is held by all parties"
-            )
+            raise ConfigError("cannot be calibrated: no row is held by all parties")
 
     @classmethod
     def of(
@@ -101,40 +78,38 @@ class Calibration:
         return cls(when, complete, offset)
 
     def to_real(self, probabilities: Tensor) -> Tensor:
-        """Return D from the probabilities that the model predicts."""
+        """Return D from the probabilities that the model predicts.
+
+        They may lie outside of the mixture, and clipping them would make ties. The
+        hyperbola stays above 0 and keeps the order.
+        """
         if self.when == "tr":
             return probabilities
-        return self._by_class(unmixed, probabilities)
+        found = _by_class(probabilities)
+        found = (found - self.offset.to(found)) / self.weight
+        if self.channel is not None:
+            found = found @ torch.linalg.pinv(self.channel.to(found))
+        low = _BEND**2 / (2 * _BEND - found.clamp_max(_BEND))
+        bent = torch.where(found < _BEND, low, found)
+        real = bent / bent.sum(dim=1, keepdim=True)
+        return real if probabilities.dim() > 1 else real[:, 1]
 
     def to_mixture(self, probabilities: Tensor) -> Tensor:
         """Return D', which the loss compares with labels."""
         if self.when == "te":
             return probabilities
-        return self._by_class(mixed, probabilities)
-
-    def _by_class(
-        self, change: Callable[[Tensor, float, Tensor], Tensor], values: Tensor
-    ) -> Tensor:
-        both = values
-        if values.dim() == 1:
-            both = torch.stack([1.0 - values, values], dim=1)
-        if self.channel is not None and change is mixed:
-            both = both @ self.channel.to(both)
-        if self.channel is None or change is mixed:
-            both = change(both, self.weight, self.offset)
-        else:
-            answers = (both - self.offset.to(both)) / self.weight
-            both = as_probabilities(answers @ torch.linalg.pinv(self.channel.to(both)))
-        return both if values.dim() > 1 else both[:, 1]
+        found = _by_class(probabilities)
+        if self.channel is not None:
+            found = found @ self.channel.to(found)
+        found = self.weight * found + self.offset.to(found)
+        return found if probabilities.dim() > 1 else found[:, 1]
 
     def loss(self, log_probabilities: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross entropy of D', given log D."""
         mixture = log_probabilities
         if self.channel is not None:
-            paths = (
-                mixture.unsqueeze(2) + self.channel.to(mixture).clamp_min(1e-30).log()
-            )
-            mixture = paths.logsumexp(dim=1)
+            steps = self.channel.to(mixture).clamp_min(1e-30).log()
+            mixture = (mixture.unsqueeze(2) + steps).logsumexp(dim=1)
         if self.weight < 1.0:
             scaled = mixture + math.log(self.weight)
             offset = self.offset.to(scaled).log().expand_as(scaled)
@@ -144,6 +119,10 @@ class Calibration:
         if labels.dim() == 1:
             return F.nll_loss(mixture, labels.long())
         return -(labels * mixture).sum(dim=1).mean()
+
+
+def _by_class(values: Tensor) -> Tensor:
+    return values if values.dim() > 1 else torch.stack([1.0 - values, values], dim=1)
 
 
 @dataclass
@@ -188,7 +167,7 @@ class LabelImputer:
         self._known = own[numbers[numbers >= 0]]
         classes = int(getattr(objective, "classes", 2))
         self._classes = 0 if objective.task == "regression" else classes
-        try:
+        with at_party(name, "Correct this setting"):
             if len(self._known) < len(training):
                 self._check(objective)
             self._fit_synthesizer()
@@ -196,35 +175,26 @@ class LabelImputer:
                 labelled = len(self._known) / len(training)
                 complete = complete_share(row_index, parties, labelled)
                 objective.calibration = self._calibrate(objective, labelled, complete)
-        except ConfigError as error:
-            raise PartyError(name, str(error), "Correct this setting") from error
 
     def _check(self, objective: Objective) -> None:
         """Refuse settings that do not work with missing labels."""
         self._synthesizer.check_task(objective.task)
         kind = type(objective).__name__
         if objective.by_row:
-            raise ConfigError(
-                f"{kind} needs the label of every row, and some are missing; use "
-                "cross-entropy or gafm"
-            )
+            problem = f"{kind} needs the label of every row, and some are missing"
+            raise ConfigError(f"{problem}; use cross-entropy or gafm")
         if self._synthesizer.samples > 1 and not objective.takes_shares:
-            raise ConfigError(
-                f"{kind} does not take labels that are averages of several draws; use "
-                "samples=1, or cross-entropy"
-            )
+            problem = f"{kind} does not take labels that are averages of several draws"
+            raise ConfigError(f"{problem}; use samples=1, or cross-entropy")
         if not len(self._known):
-            raise ConfigError(
-                "it holds none of the training rows, and so has no label to learn from"
-            )
+            raise ConfigError("it holds none of the training rows: there are no labels")
 
     def _fit_synthesizer(self) -> None:
         """Draw the labels of the whole run, again when the secret has changed."""
         row_index = self._rows.row_index
         if row_index is not None and len(self._known):
-            self._synthesizer.fit(
-                self._known, self._classes, row_index.rows, self._stream("rows")
-            )
+            given = self._known, self._classes, row_index.rows
+            self._synthesizer.fit(*given, self._stream("rows"))
 
     def _stream(self, *at: int | str) -> Noise:
         return Noise(self._rows.secret, "labels", *at)
@@ -233,30 +203,25 @@ class LabelImputer:
         self, objective: Objective, labelled: float, complete: float
     ) -> Calibration:
         if not objective.calibrates:
-            raise ConfigError(
-                f"{type(objective).__name__} cannot be calibrated; only cross-entropy "
-                "can"
-            )
+            kind = type(objective).__name__
+            raise ConfigError(f"{kind} cannot be calibrated; only cross-entropy can")
         counts = class_counts(self._known, self._classes).double()
         frequencies = counts / counts.sum()
         synthetic = self._synthesizer.class_shares(frequencies)
-        drawn = isinstance(self._synthesizer, RandomPred)
         if labelled == 1.0:  # there are no synthetic labels
-            synthetic, drawn = torch.zeros_like(frequencies), False
-        if synthetic is None and not drawn:
+            synthetic = torch.zeros_like(frequencies)
+        if synthetic is None and not isinstance(self._synthesizer, RandomPred):
+            kind = type(self._synthesizer).__name__
             raise ConfigError(
-                "predictions cannot be calibrated, because the class shares of "
-                f"synthetic labels of the kind {type(self._synthesizer).__name__} are "
-                "unknown; use majority, minority, random_pos or random_pred"
+                f"predictions cannot be calibrated: the class shares of {kind} labels "
+                "are unknown; use majority, minority, random_pos or random_pred"
             )
         return Calibration.of(self._when, labelled, complete, frequencies, synthetic)
 
     def state_dict(self, objective: Objective) -> dict[str, Any]:
         """Return the calibration, for a party that only predicts; empty without one."""
         known = objective.calibration
-        if known is None:
-            return {}
-        return {"calibration": dict(vars(known))}
+        return {} if known is None else {"calibration": dict(vars(known))}
 
     def load_state_dict(self, state: dict[str, Any], objective: Objective) -> None:
         """Load a saved calibration, and draw again from the saved secret."""

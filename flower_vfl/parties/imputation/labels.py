@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +20,6 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, require
 from flower_vfl.objectives import Task
 from flower_vfl.randomness import Noise
-
-CLASSES: tuple[Task, ...] = ("binary", "multiclass")
-ALL_TASKS: tuple[Task, ...] = (*CLASSES, "regression")
 
 
 def class_counts(labels: Tensor, classes: int) -> Tensor:
@@ -43,8 +39,7 @@ def draw_predicted(probabilities: Tensor, samples: int, stream: Noise) -> Tensor
     """Return labels drawn by predicted probabilities, averaged over several draws."""
     chances = probabilities.detach().double().cpu().clamp(0.0, 1.0)
     if chances.dim() == 1:
-        size = samples, len(chances)
-        draws = stream.uniform(size, torch.float64)
+        draws = stream.uniform((samples, len(chances)), torch.float64)
         shares = (draws < chances).double().mean(dim=0)
     else:
         draws = stream.uniform((len(chances), samples), torch.float64)
@@ -91,7 +86,7 @@ class UnlabelledBatch:
 class LabelSynthesizer(ABC):
     """Makes labels for rows that have none."""
 
-    tasks: ClassVar[tuple[Task, ...]] = CLASSES
+    for_values = False  # whether it works for a regression
     samples: int = 1  # with more than one, labels are shares of classes
 
     def __init__(self) -> None:
@@ -104,11 +99,9 @@ class LabelSynthesizer(ABC):
 
     def check_task(self, task: Task) -> None:
         """Refuse a task that it does not work for."""
-        if task not in self.tasks:
-            raise ConfigError(
-                f"synthetic labels of the kind {type(self).__name__} need classes, but "
-                f"this is a {task}; use random_pos or neighbors"
-            )
+        if task == "regression" and not self.for_values:
+            kind = f"synthetic labels of the kind {type(self).__name__} need classes"
+            raise ConfigError(f"{kind}, not a {task}; use random_pos or neighbors")
 
     @abstractmethod
     def synthesize(self, batch: UnlabelledBatch) -> Tensor:
@@ -148,7 +141,7 @@ class Minority(Majority):
 class RandomPos(LabelSynthesizer):
     """A label drawn from the own labels; for two classes, by the positive rate."""
 
-    tasks = ALL_TASKS
+    for_values = True
 
     def __init__(self, fixed: bool = True) -> None:
         super().__init__()
@@ -192,7 +185,7 @@ class RandomPred(LabelSynthesizer):
 class Neighbors(LabelSynthesizer):
     """The vote of the labelled rows of the batch with the most similar embeddings."""
 
-    tasks = ALL_TASKS
+    for_values = True
 
     def __init__(self, k: int = 3) -> None:
         super().__init__()
@@ -204,9 +197,8 @@ class Neighbors(LabelSynthesizer):
         if not len(batch.known):
             return self._draw(len(batch.absent), batch.stream)
         joined, known = batch.join(), batch.known
-        nearest = nearest_labels(
-            joined[batch.absent], joined[known], batch.labels[known], self.k
-        )
+        others = joined[known], batch.labels[known]
+        nearest = nearest_labels(joined[batch.absent], *others, self.k)
         if not self.classes:
             return nearest.mean(dim=1)
         return vote(nearest, self.classes).to(batch.labels.dtype)

@@ -89,8 +89,7 @@ class Imputation:
         Where the effect of synthetic rows on probabilities is undone: ``"te"`` in
         predictions, ``"tr"`` in the loss, empty nowhere.
     secret : int | None (default: None)
-        Seed of the synthetic data. None draws a secret for every alignment; a number
-        makes simulations repeatable.
+        Seed of the synthetic data, for simulations; None draws one for every alignment.
 
     Examples
     --------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,7 @@ from torch.nn.functional import nll_loss, softmax
 from flower_vfl import CrossEntropy
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation import RowIndex
-from flower_vfl.parties.imputation.label_imputer import (
-    Calibration,
-    complete_share,
-    mixed,
-    unmixed,
-)
+from flower_vfl.parties.imputation.label_imputer import Calibration, complete_share
 from flower_vfl.parties.imputation.labels import LABEL_SYNTHESIZERS
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
@@ -75,7 +72,7 @@ def test_the_formula_is_what_synthetic_data_does(
     calibration = Calibration.of(
         "te", labelled, complete, pi, synthesizer.class_shares(pi)
     )
-    mixture = mixed(torch.from_numpy(truth), calibration.weight, calibration.offset)
+    mixture = replace(calibration, when="tr").to_mixture(torch.from_numpy(truth))
     assert mixture.numpy() == pytest.approx(found, abs=0.006)
     undone = calibration.to_real(torch.from_numpy(found))
     assert undone.numpy() == pytest.approx(truth, abs=0.02)
@@ -128,7 +125,7 @@ def test_predictions_outside_of_the_mixture_stay_in_order() -> None:
     offset = torch.tensor([0.5, 0.1])
     values = torch.linspace(0.0, 1.0, 501, dtype=torch.float64)
     both = torch.stack([1.0 - values, values], dim=1)
-    found = unmixed(both, 0.4, offset)[:, 1]
+    found = Calibration("te", 0.4, offset).to_real(both)[:, 1]
     assert (found.diff() > 0).all() and found[0] > 0.0 and found[-1] < 1.0
     inside = (values > 0.11) & (values < 0.49)
     expected = (values[inside] - 0.1) / 0.4

@@ -13,9 +13,9 @@ from flower_vfl.parties.imputation.feature_imputer import (
     FEATURE_SYNTHESIZERS,
     At,
     FeatureSynthesizer,
+    Gaussian,
+    Random,
     draw_donors,
-    gaussian_embeddings,
-    random_embeddings,
 )
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
@@ -60,16 +60,20 @@ def test_donors_are_drawn_evenly() -> None:
 
 def test_gaussian_embeddings_have_the_variance_of_the_paper() -> None:
     real = torch.tensor([[3.0, 4.0], [0.0, 1.0]])  # the largest norm is 5
-    drawn = gaussian_embeddings(40000, real, Noise(2), scale=2.0)
+    normal = Noise(2).normal((40000, 2))
+    drawn = Gaussian(scale=2.0).scaled(normal, real)
     assert drawn.var(dim=0).tolist() == pytest.approx([25.0, 25.0], rel=0.03)
     assert drawn.mean(dim=0).abs().max() < 4 * 5 / math.sqrt(40000)
-    cube = gaussian_embeddings(40000, real.reshape(2, 2, 1), Noise(2), 2.0)
+    cube = Gaussian(2.0).scaled(normal.reshape(-1, 2, 1), real.reshape(2, 2, 1))
     assert torch.equal(cube.reshape(-1, 2), drawn)
 
 
 def test_random_embeddings_have_mean_and_deviation() -> None:
     mean, deviation = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])
-    drawn = random_embeddings(40000, mean, deviation, Noise(3))
+    random = Random()
+    random.load_state_dict({"moving": [mean, deviation]})
+    random._record(torch.zeros(1, 2), training=False)
+    drawn = random.scaled(Noise(3).normal((40000, 2)), torch.zeros(1, 2))
     assert drawn.mean(dim=0).tolist() == pytest.approx([1.0, -2.0], abs=0.06)
     assert drawn.std(dim=0).tolist() == pytest.approx([0.5, 3.0], rel=0.03)
 
