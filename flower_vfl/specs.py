@@ -20,7 +20,7 @@ _SCALARS: dict[Any, str] = {
     type(None): "none",
 }
 _CHOICES: dict[Any, tuple[Any, ...]] = {bool: (True, False), type(None): (None,)}
-_UNIONS = (Union, types.UnionType)
+_UNIONS, _SEQUENCES = (Union, types.UnionType), (tuple, Sequence)
 _NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
 
 
@@ -30,13 +30,7 @@ def split_specs(text: str) -> list[str]:
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
-    """Split a config string into a name and its parameters as text.
-
-    Examples
-    --------
-    >>> parse_spec("mlp:hidden=64+32,dropout=0.1")
-    ('mlp', {'hidden': '64+32', 'dropout': '0.1'})
-    """
+    """Split a config string into a name and its parameters as text."""
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not re.fullmatch(r"\w[\w.-]*", name):
@@ -133,10 +127,9 @@ def _wanted(parameter: inspect.Parameter) -> Any:
 
 def _show(parameter: inspect.Parameter) -> str:
     """Write a parameter and its default as in a config string."""
-    default = parameter.default
-    if default is inspect.Parameter.empty:
+    if parameter.default is inspect.Parameter.empty:
         return f"{parameter.name} (required)"
-    return f"{parameter.name}={_write(default)}"
+    return f"{parameter.name}={write_value(parameter.default)}"
 
 
 def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
@@ -145,26 +138,19 @@ def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
     for parameter in _parameters(factory):
         value = getattr(built, parameter.name)
         if value != parameter.default:
-            parameters.append(f"{parameter.name}={_write(value)}")
+            parameters.append(f"{parameter.name}={write_value(value)}")
     return f"{name}:{','.join(parameters)}" if parameters else name
 
 
-def _write(value: object) -> str:
-    """Write a value as `_convert` reads it."""
-    if value is None or value == ():
+def write_value(value: object) -> str:
+    """Write a value as it stands in a config string."""
+    if value is None or value in ((), []):
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return "+".join(map(_write, value))
+        return "+".join(map(write_value, value))
     return str(value)
-
-
-def _items(wanted: Any) -> tuple[Any, ...] | None:
-    """Return the item types of a tuple or sequence type, None for any other type."""
-    if get_origin(wanted) in (tuple, Sequence):
-        return get_args(wanted)
-    return None
 
 
 def _describe(wanted: Any) -> str | None:
@@ -172,12 +158,12 @@ def _describe(wanted: Any) -> str | None:
     if wanted in _SCALARS:
         return _SCALARS[wanted]
     if get_origin(wanted) is Literal:
-        return "one of " + ", ".join(map(_write, get_args(wanted)))
+        return "one of " + ", ".join(map(write_value, get_args(wanted)))
     if get_origin(wanted) in _UNIONS:
         words = [word for member in get_args(wanted) if (word := _describe(member))]
         return " or ".join(words) if words != ["none"] else None
-    if items := _items(wanted):
-        inner = _describe(items[0])
+    if get_origin(wanted) in _SEQUENCES:
+        inner = _describe(get_args(wanted)[0])
         return inner and f"values joined by '+', each {inner}"
     return None
 
@@ -187,7 +173,7 @@ def _convert(text: str, wanted: Any) -> Any:
     if wanted in _CHOICES or get_origin(wanted) is Literal:
         text = text.lower() if wanted in _CHOICES else text
         choices = _CHOICES.get(wanted) or get_args(wanted)
-        return choices[[_write(choice) for choice in choices].index(text)]
+        return choices[list(map(write_value, choices)).index(text)]
     if wanted in (int, float, str):
         value = wanted(text)
         if value != value:
@@ -195,8 +181,8 @@ def _convert(text: str, wanted: Any) -> Any:
         return value
     if get_origin(wanted) in _UNIONS:
         return _convert_union(text, get_args(wanted))
-    if items := _items(wanted):
-        return _convert_items(text, items)
+    if get_origin(wanted) in _SEQUENCES:
+        return _convert_items(text, get_args(wanted))
     raise ValueError(text)
 
 
