@@ -202,7 +202,7 @@ class Training:
             by_step.setdefault(each.step, {})[each.name] = each.value
         by_step[step] = {**metrics, **by_step.get(step, {})}
         for number, values in sorted(by_step.items()):
-            self.trackers.step(number, values)
+            self.trackers.tell("step", number, values)
 
     def _seen(self, embeddings: Mapping[str, Array], epoch: int, index: int) -> Seen:
         """Return the embeddings of a batch for a defense that looks at them."""
@@ -275,7 +275,7 @@ class Training:
         with at_party(self.participants.label.name, REMEDY):
             label = Guarantee.from_text(self.participants.label.privacy)
         self.state.close_epoch(epoch, label, self.participants.passive)
-        self.trackers.epoch(epoch, self.state.step, self.state.train[epoch])
+        self.trackers.tell("epoch", epoch, self.state.step, self.state.train[epoch])
         every, saved = self.strategy.evaluate_every, self.strategy.checkpoints.every
         last = bool(leaking) or epoch == self.epochs
         if every and (last or epoch % every == 0):

@@ -66,10 +66,8 @@ class _Combination:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
         if set(state) != set(self.parts):
-            raise ConfigError(
-                f"the saved state is of the defenses {sorted(state)}, this run has "
-                f"{sorted(self.parts)}"
-            )
+            saved, ours = sorted(state), sorted(self.parts)
+            raise ConfigError(f"the saved state is of {saved}, this run has {ours}")
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
@@ -110,11 +108,8 @@ class Compose(_Combination):
 def flat(transforms: Sequence[GradientTransform]) -> list[GradientTransform]:
     """Return transforms with the parts of a :class:`Compose` in its place."""
     parts: list[GradientTransform] = []
-    for transform in transforms:
-        if isinstance(transform, Compose):
-            parts += transform.parts.values()
-        else:
-            parts.append(transform)
+    for each in transforms:
+        parts += each.parts.values() if isinstance(each, Compose) else [each]
     return parts
 
 
