@@ -176,8 +176,8 @@ class Defender:
         self.encoder = encoder
         raising = monitor is not None and monitor.settings.action == "raise"
         if raising and not any(_adjustable(t) for t in self.transforms):
-            needed = "needs a defense with a strength: iso, noisy-gradients or marvell"
-            raise ConfigError(f"a leak limit with the action 'raise' {needed}")
+            needed = "a defense that has a strength: iso, noisy-gradients or marvell"
+            raise ConfigError(f"a leak limit with the action 'raise' needs {needed}")
         self.seed = 0  # nothing draws from it
         if self.transforms:
             self.seed = draw_secret() if seed is None else seed

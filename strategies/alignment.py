@@ -12,13 +12,7 @@ from flwr.supercore import log
 
 from flower_vfl.alignment import DEFAULT_GROUP, GROUPS, METHODS, messages
 from flower_vfl.alignment.messages import EncryptedChunk, HandshakeConfig, Key, Stage
-from flower_vfl.errors import (
-    ConfigError,
-    PartyError,
-    PartyRestartedError,
-    check_name,
-    require,
-)
+from flower_vfl.errors import ConfigError, PartyError, PartyRestartedError, check_name
 from flower_vfl.protocol.config import PartyDescription, Value
 from flower_vfl.protocol.messages import Content, Verb
 
@@ -44,8 +38,7 @@ class Alignment:
     group : str (default: "ristretto255")
         The group of the exponentiations, one of `flower_vfl.alignment.GROUPS`.
     padding : int (default: 0)
-        Dummy ids of each party, which blur the size of the intersection
-        (`flower_vfl.alignment.padding_delta`).
+        Dummy ids of each party (`flower_vfl.alignment.padding_delta`).
     relay_bytes : int (default: 16 MiB)
         Most bytes of encrypted lists in one message.
 
@@ -67,8 +60,9 @@ class Alignment:
     def __post_init__(self) -> None:
         check_name("alignment", self.method, ALIGNMENTS)
         check_name("group", self.group, GROUPS)
-        require(self.padding >= 0, "padding", "at least 0", self.padding)
-        require(self.relay_bytes >= 1, "relay_bytes", "at least 1", self.relay_bytes)
+        if self.padding < 0 or self.relay_bytes < 1:
+            given = f"got {self.padding} and {self.relay_bytes}"
+            raise ConfigError(f"padding is at least 0 and relay_bytes 1, {given}")
 
     def __bool__(self) -> bool:
         """Return whether ids are aligned at all."""
@@ -144,7 +138,7 @@ class Aligner:
             return self._apply(_common_digest(self._parties))
         try:
             return self._apply(self._run_handshake())
-        except BaseException:  # all parties that can be reached forget the handshake
+        except BaseException:  # parties that can be reached forget the handshake
             drop = Content({Key.STAGE: Stage.DROP.value})
             contents = dict.fromkeys(self._handshake.ring, drop)
             with suppress(Exception):

@@ -114,18 +114,12 @@ def evaluate_epoch(training: Training, epoch: int, bar: TrainingProgress) -> Non
 def evaluate(training: Training, split: str) -> dict[str, float]:
     """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
     metrics: dict[str, float] = {}
-    for reply in _ask_about(training, Verb.EVALUATE, split):
+    for reply in ask_about(training, Verb.EVALUATE, split):
         metrics = reply.metrics or metrics
     return metrics
 
 
-def predict(training: Training, split: str) -> list[Array]:
-    """Return the predictions for a split, part by part."""
-    replies = _ask_about(training, Verb.PREDICT, split)
-    return [reply.arrays["predictions"] for reply in replies]
-
-
-def _ask_about(training: Training, verb: Verb, split: str) -> Iterable[Content]:
+def ask_about(training: Training, verb: Verb, split: str) -> Iterable[Content]:
     """Have a split embedded, part by part, and ask the label party about it."""
     participants, messenger = training.participants, training.messenger
     check_name("split", split, participants.sizes)

@@ -71,8 +71,8 @@ def setup(
     key = secrets.token_bytes(32)
     begun = Greeting(config.seed, bool(config.defended), bool(config.noise_seed))
     messenger.set_groups(())  # until the parties are configured
-    greeting: dict[str, Value] = {**asdict(begun), "key": key}
-    greeting["threads"] = strategy.threads
+    greeting: dict[str, Value] = {**asdict(begun), "threads": strategy.threads}
+    greeting["key"] = key
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     found = _greet(messenger, greeting)

@@ -42,8 +42,6 @@ class Tracker(Protocol):
     ...     def end(self, reason): ...
     >>> tracker: Tracker = Printer()
     >>> strategy = VerticalStrategy(trackers=[tracker])
-    >>> tracker.epoch(1, 20, {"loss": 0.5})
-    epoch 1: loss 0.50
     """
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
@@ -64,20 +62,13 @@ class TensorBoard:
 
     Parameters
     ----------
-    folder : str (default: "")
-        Folder of the event files; required. Show them with
-        ``tensorboard --logdir FOLDER``.
+    folder : str
+        Folder of the event files; show them with ``tensorboard --logdir FOLDER``.
 
     Examples
     --------
-    >>> from tempfile import mkdtemp
-    >>> from flower_vfl.strategies import TensorBoard
-    >>> tracker = TensorBoard(mkdtemp())
-    >>> tracker.begin({"batch_size": 64}, step=0)
-    >>> tracker.step(1, {"loss": 0.7})
-    >>> tracker.end("")
-    >>> len(list(tracker.folder.iterdir()))
-    1
+    >>> from flower_vfl.strategies import TensorBoard, VerticalStrategy
+    >>> strategy = VerticalStrategy(trackers=[TensorBoard("runs/board")])
     """
 
     def __init__(self, folder: str = "") -> None:
@@ -124,8 +115,8 @@ class TensorBoard:
 class Mlflow:
     """Log to MLflow; needs the package ``mlflow`` or ``mlflow-skinny``.
 
-    Metrics of steps are sent at the end of every epoch. Characters that MLflow does not
-    allow in names, such as ``+`` and ``@``, become ``-``.
+    Metrics are sent after every epoch. Characters that MLflow does not allow in names,
+    such as ``+`` and ``@``, become ``-``.
 
     Parameters
     ----------

@@ -18,12 +18,12 @@ from flower_vfl.parties.aggregation import AGGREGATIONS
 from flower_vfl.parties.local_updates import LocalUpdates
 from flower_vfl.protocol.codecs import Compression
 from flower_vfl.protocol.config import TrainingConfig
-from flower_vfl.protocol.messages import to_tensor
+from flower_vfl.protocol.messages import Verb, to_tensor
 from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
-from .evaluation import EarlyStopping, choose_label_loss, predict, serve
+from .evaluation import EarlyStopping, ask_about, choose_label_loss, serve
 from .messenger import Messenger
 from .setup import check_sealed, check_table, learning_rates, setup
 from .state import EvaluateFunction, VerticalResult
@@ -54,53 +54,46 @@ class VerticalStrategy(Strategy):
     early_stopping : EarlyStopping | None (default: None)
         Stop when the validation rows no longer improve.
     defense : Defense | str | GradientTransform | Sequence[GradientTransform]
-        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"``, or
-        ``Defense("marvell:s=4", at="label")``; nothing by default.
+        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"`` or
+        ``Defense("marvell:s=4", at="label")``.
     leakage : Leakage | None (default: None)
-        Attacks on every gradient that leaves, measured where the defense runs, or at
-        the label party where there is none; and a limit on what they may find.
+        Attacks on every gradient that leaves, run where the defense runs or at the
+        label party, and a limit on what they may find.
     compression : Compression | str (default: "")
-        Codecs of embeddings and gradients: ``"int8"`` for both, or one for each, as in
-        ``Compression(embeddings="int8", gradients="topk:keep=0.1")``; float32 by
-        default. See :class:`flower_vfl.strategies.Compression`.
+        Codec of embeddings and gradients, such as ``"int8"``, or a
+        :class:`flower_vfl.strategies.Compression` with one for each.
     local_steps : int | LocalUpdates (default: 1)
         Updates of every party for each exchanged batch; all but the first use cached
-        embeddings and gradients. :class:`flower_vfl.strategies.LocalUpdates` also sets
-        the cache and the threshold.
+        embeddings and gradients (:class:`flower_vfl.strategies.LocalUpdates`).
     alignment : Alignment | str (default: "none")
         How the parties' ids are aligned before training: ``"psu"``, ``"psi"``,
         ``"none"``, or ``Alignment("psu", padding=100)``.
     pipeline : int (default: 0)
-        Batches of the same epoch that the passive parties embed ahead of the gradients
-        that they have, so that a step need not wait for two round trips. The embedding
-        of step s is computed from the weights after step s - 1 - `pipeline`, with a
-        prediction of the updates that are missing; 0 trains exactly.
+        Batches of the same epoch that the passive parties embed ahead, so that a step
+        need not wait for two round trips: with the weights of step s - 1 - `pipeline`
+        and a prediction of the missing updates. 0 trains exactly.
     sealed : bool (default: False)
-        Whether embeddings and gradients are encrypted between the passive parties and
-        the label party, so that the server relays what it cannot read. Needs pinned
-        keys at the parties, and a defense that runs at the label party.
+        Whether embeddings and gradients are encrypted between the parties, so that the
+        server cannot read them. Needs pinned keys, and a defense at the label party.
     checkpoints : Checkpoints (default: Checkpoints())
         When and where the run is saved.
     parties : int | None (default: None)
         Number of parties to wait for, the label party included.
     nodes : Mapping[str, str] | None (default: None)
-        Which registered node may be which party, in a deployment: for every party its
-        role and the name or the public key under which the SuperLink knows its node,
-        as in ``{"bank": "label bank-node", "shop": "passive shop-node"}``. Without it
-        every node names itself.
+        Role and node of every party in a deployment, by the node's name or public key
+        at the SuperLink: ``{"bank": "label bank-node", "shop": "passive shop-node"}``.
+        Without it every node names itself.
     retries : int (default: 1)
         How often a request without a reply is sent again.
     threads : int (default: 0)
-        Number of torch threads of every party; 0 leaves it alone. Floating-point sums
-        depend on it: runs on different engines are equal to the last bit only if it is
-        the same.
+        Number of torch threads of every party, on which floating-point sums depend;
+        0 leaves it alone.
     evaluation_rows : int (default: 8192)
         Rows that travel in one message of an evaluation.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
     trackers : Iterable[Tracker] (default: ())
-        Where metrics go while the run is going on, such as
-        :class:`flower_vfl.strategies.TensorBoard`.
+        Where metrics go during the run: :class:`flower_vfl.strategies.TensorBoard`.
     notes : Mapping[str, Any] | None (default: None)
         What trackers show beside these settings, such as the name of the data.
 
@@ -284,7 +277,8 @@ class VerticalStrategy(Strategy):
 
     def predict(self, split: str = "test") -> NDArray[Any]:
         """Return predictions for ``"train"``, ``"valid"`` or ``"test"``, in order."""
-        parts = [to_tensor(part).numpy() for part in predict(self._running(), split)]
+        replies = ask_about(self._running(), Verb.PREDICT, split)
+        parts = [to_tensor(reply.arrays["predictions"]).numpy() for reply in replies]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
     def serve(self, party: str, hide: int = 0) -> None:

@@ -45,18 +45,17 @@ _EPOCH = re.compile(r"@\s*(\d+)\s")
 def build_defense(spec: object) -> GradientTransform:
     """Build the defense that a setting names.
 
-    In a config string, ``marvell:s=4`` is one defense with its parameters,
-    ``marvell:s=4 | gc:keep=0.5`` applies two in order, ``@1 none @5 marvell`` starts in
-    epoch 5, and ``passive-1=marvell:s=16; *=marvell:s=4`` treats one party differently.
-    These combine in the order parties, epochs, transforms.
+    A config string is ``marvell:s=4``, or several in order,
+    ``marvell:s=4 | gc:keep=0.5``, or by epochs, ``@1 none @5 marvell``, or by parties,
+    ``passive-1=marvell:s=16; *=marvell:s=4``; parties contain epochs, which contain
+    transforms.
 
     Parameters
     ----------
     spec : str | Mapping | Sequence | GradientTransform
         A config string; or a table as TOML reads it: ``{"name": "marvell", "s": 4}``,
-        ``{"parties": {"passive-1": ..., "*": ...}}``,
-        ``{"epochs": {"1": ..., "5": ...}}``; or a list of any of these, applied in
-        order. A transform is returned as it is.
+        ``{"parties": {"a": ..., "*": ...}}``, ``{"epochs": {"1": ..., "5": ...}}``; or
+        a list of any of these; or a transform, which is returned as it is.
 
     Examples
     --------
@@ -88,7 +87,7 @@ def _from_text(text: str) -> GradientTransform:
         found = _PARTY.match(part)
         if found is None:
             remedy = "write passive-1=marvell:s=16; *=marvell:s=4"
-            raise ConfigError(f"'{part.strip()}' begins with no party: {remedy}")
+            raise ConfigError(f"'{part.strip()}' does not begin with a party: {remedy}")
         if found[1] in parties:
             raise ConfigError(f"'{text}' names the party '{found[1]}' twice")
         parties[found[1]] = _from_schedule(found[2])
@@ -162,8 +161,8 @@ def defense_spec(transform: GradientTransform) -> str:
         parts["*"] = transform.parts["*"]
         for party in parts:
             if re.search(r"[:;=@|]", party) or party != party.strip():
-                remedy = "use a name without spaces around it and without : ; = @ |"
-                raise ConfigError(f"no config string can name '{party}'; {remedy}")
+                remedy = "use one without spaces around it and without : ; = @ |"
+                raise ConfigError(f"party name '{party}' fits no setting; {remedy}")
         return "; ".join(f"{n}={_nested(p, PerParty)}" for n, p in parts.items())
     if isinstance(transform, Scheduled):
         return " ".join(
@@ -180,8 +179,8 @@ def defense_spec(transform: GradientTransform) -> str:
         if type(transform) is kind:
             return write_spec(name, transform, kind)
     raise ConfigError(
-        f"{type(transform).__name__} has no name among {', '.join(DEFENSES)}; run it "
-        "at the strategy, or pass it to LabelParty(defense=...)"
+        f"{type(transform).__name__} is not one of {', '.join(DEFENSES)}; run it at "
+        "the strategy, or pass it to LabelParty(defense=...)"
     )
 
 
@@ -206,9 +205,9 @@ class Defense:
         Where it runs: at the strategy, which needs a label party that trusts the
         server, or at the label party, before anything leaves it.
     noise_seed : int | None (default: None)
-        Seed of the noise. None draws a secret for every run. A number makes simulations
-        repeatable: a party that knows it can subtract the noise. A label party that
-        does not trust the server ignores it.
+        Seed of the noise, for repeatable simulations: a party that knows it can
+        subtract the noise. None draws a secret for every run, and so does a label party
+        that does not trust the server.
 
     Examples
     --------

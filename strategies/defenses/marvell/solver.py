@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from flower_vfl.errors import require
 
@@ -43,7 +43,8 @@ class MarvellSolution:
 
     def swapped(self) -> MarvellSolution:
         """Return the solution for exchanged classes."""
-        negative, positive = astuple(self)[:2], astuple(self)[2:4]
+        positive = self.lambda1_pos, self.lambda2_pos
+        negative = self.lambda1_neg, self.lambda2_neg
         return MarvellSolution(*positive, *negative, self.sum_kl)
 
 
@@ -52,8 +53,8 @@ def solve_marvell(
 ) -> MarvellSolution:
     """Return the noise of a given power that hides the label best.
 
-    This solves equation 15 of the paper, a geometric program, by a search over one
-    variable.
+    This solves equation 15 of the paper by a search over one variable. ``sum_kl`` is
+    infinite if nothing is hidden, e.g. without power for classes without spread.
 
     Parameters
     ----------
@@ -67,12 +68,6 @@ def solve_marvell(
         Fraction of positive rows, from 0 to 1.
     power : float
         Expected squared norm of a row's noise, averaged over the rows.
-
-    Returns
-    -------
-    MarvellSolution
-        Finite variances; ``sum_kl`` is infinite if nothing is hidden, e.g. without
-        power for classes without spread.
 
     Examples
     --------

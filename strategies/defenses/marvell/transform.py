@@ -226,8 +226,8 @@ class Marvell(AdjustableTransform):
         sizes, means, variances = statistics
         delta = means[1] - means[0]
         q, p = float(delta @ delta), float(sizes[1] / sizes.sum())
-        given = *variances.tolist(), means.shape[1], q, p
-        auc = self._auc
+        u, v = variances.tolist()
+        given, auc = (u, v, means.shape[1], q, p), self._auc
         power = min(self._s * q, 1e300) if auc is None else least_power(*given, auc)
         solution = solve_marvell(*given, power)
         noise = ClassNoise.binary(values, delta, solution, scale)
