@@ -144,12 +144,8 @@ def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     varied = np.ptp(labels) > 0.0  # otherwise neither rho nor R² is defined
     correlated = varied and np.ptp(predictions) > 0.0
     rho = float(np.corrcoef(predictions, labels)[0, 1]) if correlated else 0.0
-    return {
-        "pearson": rho,
-        "rmse": error**0.5,
-        "r2": 1.0 - error / float(labels.var()) if varied else 0.0,
-        "loss": error,
-    }
+    r2 = 1.0 - error / float(labels.var()) if varied else 0.0
+    return {"pearson": rho, "rmse": error**0.5, "r2": r2, "loss": error}
 
 
 def unbiased_metrics(
@@ -177,11 +173,9 @@ def unbiased_metrics(
     return result
 
 
-METRICS: dict[str, Callable[[Floats, Floats], dict[str, float]]] = {
-    "binary": binary_metrics,
-    "multiclass": multiclass_metrics,
-    "regression": regression_metrics,
-}
+METRICS: dict[str, Callable[[Floats, Floats], dict[str, float]]]
+METRICS = {"binary": binary_metrics, "multiclass": multiclass_metrics}
+METRICS["regression"] = regression_metrics
 MAIN_METRIC = {"binary": "auc", "multiclass": "accuracy", "regression": "pearson"}
 
 

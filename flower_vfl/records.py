@@ -95,8 +95,5 @@ def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Measurement]:
     """Return the records that :func:`to_columns` took apart."""
-    fields = [columns[column] for column in COLUMNS]
-    return [
-        Measurement(metric, float(value), int(step), party, attack, layer)
-        for metric, party, attack, layer, step, value in zip(*fields, strict=True)
-    ]
+    rows = zip(*(columns[column] for column in COLUMNS), strict=True)
+    return [Measurement(m, float(v), int(step), *at) for m, *at, step, v in rows]

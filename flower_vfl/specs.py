@@ -11,14 +11,11 @@ from .errors import ConfigError, check_name
 
 T = TypeVar("T")
 
+_EMPTY = inspect.Parameter.empty
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FORM = "expected 'name' or 'name:key=value,key=a+b'"
-_SCALARS: dict[Any, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    type(None): "none",
-}
+_SCALARS: dict[Any, str] = {bool: "true or false", int: "an integer"}
+_SCALARS |= {float: "a number", str: "text", type(None): "none"}
 _CHOICES: dict[Any, tuple[Any, ...]] = {bool: (True, False), type(None): (None,)}
 _UNIONS, _SEQUENCES = (Union, types.UnionType), (tuple, Sequence)
 _NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
@@ -73,9 +70,7 @@ def typed_arguments(
     settable = {
         parameter.name: parameter
         for parameter in _parameters(factory)[given:]
-        if parameter.kind
-        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        and _describe(_wanted(parameter)) is not None
+        if parameter.kind in _NAMED and _describe(_wanted(parameter)) is not None
     }
     what = f"{kind} '{name}'"
     shown = ", ".join(map(_show, settable.values()))
@@ -88,16 +83,10 @@ def typed_arguments(
         try:
             arguments[key] = _convert(value, wanted)
         except ValueError:
-            raise ConfigError(
-                f"{what}: parameter '{key}' must be {_describe(wanted)}, got "
-                f"'{value}'; {known}"
-            ) from None
-    missing = [
-        key
-        for key, parameter in settable.items()
-        if parameter.default is inspect.Parameter.empty and key not in arguments
-    ]
-    if missing:
+            needed = f"must be {_describe(wanted)}, got '{value}'; {known}"
+            raise ConfigError(f"{what}: parameter '{key}' {needed}") from None
+    required = [key for key, each in settable.items() if each.default is _EMPTY]
+    if missing := [key for key in required if key not in raw]:
         raise ConfigError(f"{what} needs a value for {', '.join(missing)}; {known}")
     return arguments
 
@@ -105,20 +94,17 @@ def typed_arguments(
 def _parameters(factory: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the parameters of a callable, with types for annotations."""
     if isinstance(factory, type) and is_dataclass(factory):
-        # Annotations of inherited fields are resolved in their own modules.
-        types_by_name = get_type_hints(factory)
-        return [
-            parameter.replace(annotation=types_by_name[parameter.name])
-            for parameter in inspect.signature(factory).parameters.values()
-        ]
+        hints = get_type_hints(factory)  # of inherited fields, from their own modules
+        found = inspect.signature(factory).parameters
+        return [found[name].replace(annotation=hints[name]) for name in found]
     return list(inspect.signature(factory, eval_str=True).parameters.values())
 
 
 def _wanted(parameter: inspect.Parameter) -> Any:
     """Return the type of a parameter: its annotation, or its default's type."""
-    if parameter.annotation is not inspect.Parameter.empty:
+    if parameter.annotation is not _EMPTY:
         return parameter.annotation
-    if parameter.default is inspect.Parameter.empty:
+    if parameter.default is _EMPTY:
         return str
     if isinstance(parameter.default, tuple) and parameter.default:
         return types.GenericAlias(tuple, (type(parameter.default[0]), Ellipsis))
@@ -127,7 +113,7 @@ def _wanted(parameter: inspect.Parameter) -> Any:
 
 def _show(parameter: inspect.Parameter) -> str:
     """Write a parameter and its default as in a config string."""
-    if parameter.default is inspect.Parameter.empty:
+    if parameter.default is _EMPTY:
         return f"{parameter.name} (required)"
     return f"{parameter.name}={write_value(parameter.default)}"
 

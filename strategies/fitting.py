@@ -161,11 +161,10 @@ def _predict(
         if len(set(counts.values())) != 1:
             raise ConfigError(f"the parties' new rows differ in number: {counts}")
         found = []
+        passive = {n: p for n, p in wanted.items() if isinstance(p, PassiveParty)}
         for part in torch.split(torch.arange(min(counts.values())), _ROWS):
             embeddings = {
-                name: party.embed_for_use(part.to(party.device))
-                for name, party in wanted.items()
-                if isinstance(party, PassiveParty)
+                n: p.embed_for_use(part.to(p.device)) for n, p in passive.items()
             }
             predicted = label.predict_rows(part.to(label.device), (), embeddings)
             found.append(predicted.cpu().numpy())

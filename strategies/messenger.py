@@ -17,12 +17,8 @@ from flower_vfl.grids.wrapped import ClosableGrid
 from flower_vfl.protocol.messages import Content, Verb, raise_error, read, request
 
 # What Flower says about a message that the ClientApp did not get or did not finish.
-_LOST = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
+_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+_LOST += (ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
 
 
 class NoReplyError(PartyError):
@@ -117,9 +113,7 @@ class Messenger:
         first, *others = self._names(waiting)
         raise self._no_reply(first, others, step)
 
-    def _no_reply(
-        self, first: str, others: list[str], step: int | None
-    ) -> NoReplyError:
+    def _no_reply(self, first: str, others: list[str], step: int | None) -> PartyError:
         asked = f"{self.retries + 1} requests within {self.timeout:g} s each"
         nor = f"; nor did {', '.join(others)}" if others else ""
         remedy = "Check that node's log, restart it and start the run again"

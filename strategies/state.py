@@ -71,9 +71,7 @@ class RunState:
     sum_kl: dict[str, float] = field(default_factory=dict)  # of Marvell, by party
     label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
 
-    def close_epoch(
-        self, epoch: int, label: Guarantee = _NOTHING, parties: Iterable[str] = ()
-    ) -> None:
+    def close_epoch(self, epoch: int, label: Guarantee, parties: Iterable[str]) -> None:
         """Average over the steps of an epoch, add up what they tell, begin the next."""
         sums: dict[str, float] = {}
         rows: dict[str, float] = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.supercore import log
@@ -175,9 +175,10 @@ class Geno(RowTransform):
         if not (self.exclude and party in self.suspects):
             found = self.responses.observe(party, batch.embedding, batch.rows, rows)
             if found is not None:
-                batch.metrics["response"] = found.ratio
-                grown = found.ratio > suspicious / 2 and found.rise > self.rise
-                if (found.ratio > suspicious or grown) and party not in self.suspects:
+                ratio, rise = found
+                batch.metrics["response"] = ratio
+                grown = ratio > suspicious / 2 and rise > self.rise
+                if (ratio > suspicious or grown) and party not in self.suspects:
                     self.suspects.add(party)
                     then = "geno:exclude=true would withhold its gradients"
                     then = "It gets no gradients from now on" if self.exclude else then
@@ -205,13 +206,6 @@ class Geno(RowTransform):
         self.suspects = set(state["suspects"])
 
 
-class Response(NamedTuple):
-    """A party's response over that of the others, and over its own first values."""
-
-    ratio: float
-    rise: float
-
-
 class Responses:
     """The response of every party: movement of its embeddings over its gradient.
 
@@ -228,8 +222,8 @@ class Responses:
 
     def observe(
         self, party: str, embedding: Tensor, rows: Tensor, gradient: Tensor
-    ) -> Response | None:
-        """Add one batch; return the response so far, None if it is not yet known."""
+    ) -> tuple[float, float] | None:
+        """Add one batch; return the ratio to the others and its rise, if known."""
         tracked = rows < TRACKED
         if not tracked.any():
             return None
@@ -252,8 +246,8 @@ class Responses:
         first = self._first.setdefault(party, [])
         if len(first) < MEASUREMENTS:
             first.append(ratio)
-            return Response(ratio, 1.0)
-        return Response(ratio, ratio / median(first))
+            return ratio, 1.0
+        return ratio, ratio / median(first)
 
     def ratio(self, party: str) -> float | None:
         """Return a party's response over that of the others; None if not yet known."""
