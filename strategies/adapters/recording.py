@@ -52,24 +52,12 @@ def record_grid(
 
     Examples
     --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
     >>> from flower_vfl import InProcessGrid, record_grid
-    >>> from flower_vfl.leakage.recording import read_recording
-    >>> client, folder = ClientApp(), tempfile.TemporaryDirectory()
-    >>> @client.train()
-    ... def train(message, context):
-    ...     return Message(RecordDict(), reply_to=message)
-    >>> gradients = ArrayRecord([np.array([[3.0, 4.0], [0.3, 0.4]])])
-    >>> with record_grid(
-    ...     InProcessGrid(client, 1), folder.name, message_type="train", labels=[1, 0]
-    ... ) as grid:
-    ...     message = Message(RecordDict({"gradients": gradients}), 1, "train")
-    ...     _ = grid.send_and_receive([message])
-    >>> read_recording(folder.name).labels
-    array([1, 0])
+    >>> grid, labels = InProcessGrid(ClientApp(), nodes=1), [1, 0]
+    >>> with record_grid(grid, "recorded", message_type="train", labels=labels) as grid:
+    ...     grid.get_node_ids()  # and send gradients of two rows
+    [1]
     """
     if not isinstance(recorder, Recorder):
         recorder = Recorder(recorder)
@@ -105,21 +93,10 @@ def record_mod(
 
     Examples
     --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
-    >>> from flower_vfl import InProcessGrid, record_mod
-    >>> from flower_vfl.leakage.recording import read_recording
-    >>> client, folder = ClientApp(), tempfile.TemporaryDirectory()
-    >>> gradients = ArrayRecord([np.array([[3.0, 4.0], [0.3, 0.4]])])
-    >>> @client.train(mods=[record_mod(folder.name, labels=[1, 0])])
-    ... def train(message, context):
-    ...     return Message(RecordDict({"gradients": gradients}), reply_to=message)
-    >>> with InProcessGrid(client, nodes=1) as grid:
-    ...     (reply,) = grid.send_and_receive([Message(RecordDict(), 1, "train")])
-    >>> list(read_recording(folder.name).parties)
-    ['0']
+    >>> from flower_vfl import record_mod
+    >>> mod = record_mod("recorded", message_type="train", labels=[1, 0])
+    >>> client = ClientApp(mods=[mod])
     """
     return defense_mod(
         Recorder(folder, every=1),

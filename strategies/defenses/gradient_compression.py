@@ -1,7 +1,6 @@
 """Deep Gradient Compression (Lin et al., ICLR 2018).
 
-https://arxiv.org/abs/1712.01887. A baseline of Label Inference Attacks Against Vertical
-Federated Learning (Fu et al., USENIX Security 2022).
+https://arxiv.org/abs/1712.01887. A baseline of Fu et al. (USENIX Security 2022).
 """
 
 import math

@@ -1,8 +1,7 @@
 """signSGD: Compressed Optimisation for Non-Convex Problems (Bernstein et al., 2018).
 
 ICML 2018, https://arxiv.org/abs/1802.04434. With more than two buckets it is a baseline
-(discrete SGD) of Label Inference Attacks Against Vertical Federated Learning (Fu et
-al., USENIX Security 2022).
+(discrete SGD) of Fu et al. (USENIX Security 2022).
 """
 
 from torch import Tensor

@@ -1,7 +1,6 @@
 """Deep Leakage from Gradients (Zhu et al., NeurIPS 2019).
 
-https://arxiv.org/abs/1906.08935. A baseline of Label Inference Attacks Against Vertical
-Federated Learning (Fu et al., USENIX Security 2022).
+https://arxiv.org/abs/1906.08935. A baseline of Fu et al. (USENIX Security 2022).
 """
 
 import math

@@ -1,7 +1,6 @@
 """Privacy-Preserving Deep Learning (Shokri and Shmatikov, CCS 2015).
 
-https://doi.org/10.1145/2810103.2813687. A baseline of Label Inference Attacks Against
-Vertical Federated Learning (Fu et al., USENIX Security 2022).
+https://doi.org/10.1145/2810103.2813687. A baseline of Fu et al. (USENIX Security 2022).
 """
 
 import math
