@@ -17,8 +17,8 @@ from flower_vfl.grids.wrapped import ClosableGrid
 from flower_vfl.protocol.messages import Content, Verb, raise_error, read, request
 
 # What Flower says about a message that the ClientApp did not get or did not finish.
-_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-_LOST += (ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
+_LOST = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+_LOST |= {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED}
 
 
 class NoReplyError(PartyError):
