@@ -59,10 +59,7 @@ class PartyError(VerticalError):
     def __init__(
         self, party: str, problem: str, remedy: str, step: int | None = None
     ) -> None:
-        self.party = party
-        self.problem = problem
-        self.remedy = remedy
-        self.step = step
+        self.party, self.problem, self.remedy, self.step = party, problem, remedy, step
         where = f"party '{party}'" + ("" if step is None else f", step {step}")
         super().__init__(f"{where}: {problem}. {remedy}")
 

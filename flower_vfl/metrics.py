@@ -26,9 +26,7 @@ def class_numbers(labels: Tensor, rows: int) -> Tensor:
         raise ConfigError(f"got {len(flat)} labels for {rows} rows")
     numbers = flat.long()
     if (numbers != flat).any() or (numbers < 0).any():
-        raise ConfigError(
-            "labels must be class numbers from 0; for values use pearson_rho"
-        )
+        raise ConfigError("labels must be class numbers from 0, or use pearson_rho")
     return numbers
 
 
@@ -87,22 +85,16 @@ def _share_ties(ordered: Tensor, hits: Tensor) -> Tensor:
 
 
 def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUC, accuracy, F1, cross entropy and adaptive calibration error.
-
-    Examples
-    --------
-    >>> found = binary_metrics(np.array([0.1, 0.4, 0.9]), np.array([0.0, 1.0, 1.0]))
-    >>> round(found["auc"], 3), round(found["f1"], 3)
-    (1.0, 0.667)
-    """
+    """Return AUC, accuracy, F1, cross entropy and adaptive calibration error."""
     from sklearn.metrics import f1_score  # seconds, which only a label party needs
 
     truth, chosen = labels > 0.5, predictions > 0.5
+    both = torch.from_numpy(predictions), torch.from_numpy(labels)
     result = {
         "accuracy": float(np.mean(truth == chosen)),
         "f1": float(f1_score(truth, chosen, zero_division=0.0)),
         "loss": _cross_entropy(np.where(truth, predictions, 1.0 - predictions)),
-        "ace": _calibration_error(predictions, labels),
+        "ace": adaptive_calibration_error(*both),
     }
     if 0 < truth.sum() < len(truth):  # the AUC of a single class does not exist
         result["auc"] = _auc(predictions, truth)
@@ -123,34 +115,27 @@ def _ranks(values: Floats) -> Floats:
 
 
 def _cross_entropy(probabilities: Floats) -> float:
-    """Return the mean loss of the true classes' probabilities.
-
-    As in scikit-learn, whose checks of its arguments take longer than the metric.
-    """
+    """Return the mean loss; scikit-learn's checks take longer than the metric."""
     return float(-np.log(probabilities.clip(np.finfo(np.float64).eps)).mean())
 
 
 def multiclass_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     """Return accuracy, cross entropy, calibration error and, above 5 classes, top-5."""
-    classes = np.arange(predictions.shape[1])
+    both = torch.from_numpy(predictions), torch.from_numpy(labels)
     sums = predictions.sum(axis=1, keepdims=True)  # float32 rows sum to 1 only nearly
     own = np.take_along_axis(predictions / sums, labels.astype(int)[:, None], axis=1)
     result = {
         "accuracy": float(np.mean(labels == predictions.argmax(axis=1))),
         "loss": _cross_entropy(own),
-        "ace": _calibration_error(predictions, labels),
+        "ace": adaptive_calibration_error(*both),
     }
-    if len(classes) > _TOP_K:
+    if predictions.shape[1] > _TOP_K:
         from sklearn.metrics import top_k_accuracy_score
 
+        classes = np.arange(predictions.shape[1])
         found = top_k_accuracy_score(labels, predictions, k=_TOP_K, labels=classes)
         result[f"top{_TOP_K}_accuracy"] = float(found)
     return result
-
-
-def _calibration_error(predictions: Floats, labels: Floats) -> float:
-    both = torch.from_numpy(predictions), torch.from_numpy(labels)
-    return adaptive_calibration_error(*both)
 
 
 def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
@@ -159,12 +144,8 @@ def regression_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     varied = np.ptp(labels) > 0.0  # otherwise neither rho nor R² is defined
     correlated = varied and np.ptp(predictions) > 0.0
     rho = float(np.corrcoef(predictions, labels)[0, 1]) if correlated else 0.0
-    return {
-        "pearson": rho,
-        "rmse": error**0.5,
-        "r2": 1.0 - error / float(labels.var()) if varied else 0.0,
-        "loss": error,
-    }
+    r2 = 1.0 - error / float(labels.var()) if varied else 0.0
+    return {"pearson": rho, "rmse": error**0.5, "r2": r2, "loss": error}
 
 
 def unbiased_metrics(
@@ -172,16 +153,8 @@ def unbiased_metrics(
 ) -> dict[str, float]:
     """Return metrics whose mean over the noise of `shares` is that of true labels.
 
-    Shares are labels of classes corrected for noise: their mean is the label, they may
-    be below 0 or above 1. All sums over them are linear; only the AUC is divided by an
-    estimate, of the variance of the labels.
-
-    Examples
-    --------
-    >>> shares = np.array([-0.5, 1.5, 1.5, -0.5])
-    >>> found = unbiased_metrics(np.array([0.1, 0.6, 0.8, 0.3]), shares, "binary")
-    >>> round(found["accuracy"], 2)
-    1.5
+    Shares are labels corrected for noise; they may be below 0 or above 1. Only the AUC
+    is not linear in them: it is divided by an estimate of the labels' variance.
     """
     if task == "binary":
         predictions = np.stack([1.0 - predictions, predictions], axis=1)
@@ -200,11 +173,9 @@ def unbiased_metrics(
     return result
 
 
-METRICS: dict[str, Callable[[Floats, Floats], dict[str, float]]] = {
-    "binary": binary_metrics,
-    "multiclass": multiclass_metrics,
-    "regression": regression_metrics,
-}
+METRICS: dict[str, Callable[[Floats, Floats], dict[str, float]]]
+METRICS = {"binary": binary_metrics, "multiclass": multiclass_metrics}
+METRICS["regression"] = regression_metrics
 MAIN_METRIC = {"binary": "auc", "multiclass": "accuracy", "regression": "pearson"}
 
 
@@ -229,16 +200,10 @@ class Evaluation:
         rows_of: str = "",
         shares: Tensor | None = None,
     ) -> dict[str, float]:
-        """Return the metrics of all parts, over the rows that have a label.
-
-        With `shares` of classes, these stand for labels that are not to be used.
-        """
+        """Return the metrics of all labelled rows; `shares` replace secret labels."""
         if len(self.scores) != parts:
-            raise PartyError(
-                name,
-                f"cannot evaluate: {len(self.scores)} of {parts} parts arrived",
-                "Evaluate again from the first part, at a party that has labels",
-            )
+            problem = f"cannot evaluate: {len(self.scores)} of {parts} parts arrived"
+            raise PartyError(name, problem, "Evaluate again from the first part")
         scores, self.scores = torch.cat(self.scores), []
         check_finite(scores, name, "its prediction", "Lower the learning rate", None)
         if labelled is not None:

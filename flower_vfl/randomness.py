@@ -35,17 +35,15 @@ def draw_secret() -> int:
 class Noise:
     """Random numbers from a stream cipher under a secret key.
 
-    Whoever does not know the key cannot tell these numbers from chance, even with all
-    numbers that other streams of the key have given. torch's own generators are no
-    such thing: some of their output tells the rest.
+    Without the key nobody can tell them from chance, whatever other streams of the key
+    have shown. torch's own generators are not secure: some output reveals the rest.
 
     Parameters
     ----------
     key : int
         The secret, of up to 256 bits.
     *parts : int | str | bytes
-        What else the numbers depend on: two streams of one key with different parts
-        have nothing in common.
+        What else the numbers depend on; streams with different parts are independent.
 
     Examples
     --------
@@ -60,7 +58,7 @@ class Noise:
         self._cipher = cipher.encryptor()
 
     def integers(self, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Return integers of all sizes that the type has."""
+        """Return uniform integers over the whole range of the type."""
         found = torch.zeros(count, dtype=dtype)
         if count:
             raw = found.numpy().data.cast("B")
@@ -125,26 +123,21 @@ def tensor_digest(tensor: Tensor, key: int, *parts: int | str) -> bytes:
 
 
 _WORDS, _FIRST = 624, 3  # of the Mersenne twister within the state of a generator
-
 # The generator is the process's: two threads must not swap their states in at once.
 _swapped = threading.RLock()
 
 
 class RandomState:
-    """A random state of torch that is in force inside a ``with`` block only.
+    """A random state of torch that is active inside a ``with`` block only.
 
-    Dropout and weight initialisation draw from torch's global generators. Parties that
-    share a process would disturb each other, and a run in one process would differ from
-    the same run on several nodes. Each party therefore puts its own state in force
-    while it computes and restores the former state afterwards. `states` holds the CPU
-    state and, on a CUDA device, that of its generator. torch's own seeding looks at 32
-    bits of a seed; a `Noise` fills the whole state.
+    Parties in one process so draw the same numbers as on separate nodes. torch's own
+    seeding uses 32 bits of a seed; a `Noise` fills the whole state.
     """
 
     def __init__(self, seed: int | Noise, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
         number = seed if isinstance(seed, int) else int(seed.integers(1)) >> 1
-        self.states: list[Tensor] = [torch.Generator().manual_seed(number).get_state()]
+        self.states = [torch.Generator().manual_seed(number).get_state()]  # CPU, CUDA
         if isinstance(seed, Noise):
             words = self.states[0].view(torch.int64)[_FIRST : _FIRST + _WORDS]
             words.copy_(seed.integers(_WORDS).bitwise_and_(2**32 - 1))
@@ -154,7 +147,6 @@ class RandomState:
         self._outer: list[Tensor] = []
 
     def __enter__(self) -> Self:
-        """Put this state in force."""
         _swapped.acquire()
         self._outer = [torch.get_rng_state()]
         torch.set_rng_state(self.states[0])
@@ -164,7 +156,6 @@ class RandomState:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Keep this state as it is now, and restore the former one."""
         states = [torch.get_rng_state()]
         torch.set_rng_state(self._outer[0])
         if self._device is not None:

@@ -54,15 +54,7 @@ class Measurement(NamedTuple):
 
 
 class Records:
-    """Many measurements, kept in a file: a long run makes millions.
-
-    Examples
-    --------
-    >>> records = Records([Measurement("leak", 0.5, step=1)])
-    >>> records += [Measurement("leak", 0.75, step=2)]
-    >>> len(records), [each.value for each in records.since(1)]
-    (2, [0.75])
-    """
+    """Many measurements in order, kept in a file: a long run makes millions."""
 
     def __init__(self, records: Iterable[Measurement] = ()) -> None:
         self._kinds: dict[Kind, int] = {}
@@ -70,7 +62,6 @@ class Records:
         self += records
 
     def __iadd__(self, records: Iterable[Measurement]) -> Self:
-        """Add records."""
         kinds, rows = self._kinds, []
         for each in records:
             kind = each.metric, each.party, each.attack, each.layer
@@ -80,22 +71,16 @@ class Records:
         return self
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return self._file.tell() // _ROW.size
 
     def __iter__(self) -> Iterator[Measurement]:
-        """Return all records, in the order in which they were added."""
-        return self.since(0)
-
-    def since(self, first: int) -> Iterator[Measurement]:
-        """Return the records without the first ones."""
-        for (metric, *where), step, value in self.rows(first):
+        for (metric, *where), step, value in self.rows(0):
             yield Measurement(metric, value, step, *where)
 
     def rows(self, first: int) -> Iterator[tuple[Kind, int, float]]:
         """Return kind, step and value of each record without the first ones."""
-        self._file.seek(first * _ROW.size)
         kinds = list(self._kinds)
+        self._file.seek(first * _ROW.size)
         for number, step, value in _ROW.iter_unpack(self._file.read()):
             yield kinds[number], step, value
 
@@ -108,8 +93,5 @@ def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Measurement]:
     """Return the records that :func:`to_columns` took apart."""
-    fields = [columns[column] for column in COLUMNS]
-    return [
-        Measurement(metric, float(value), int(step), party, attack, layer)
-        for metric, party, attack, layer, step, value in zip(*fields, strict=True)
-    ]
+    rows = zip(*(columns[column] for column in COLUMNS), strict=True)
+    return [Measurement(m, float(v), int(step), *at) for m, *at, step, v in rows]

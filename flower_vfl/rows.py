@@ -26,11 +26,7 @@ def to_rows(gradient: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row, also of very small and large ones.
-
-    Single precision is many times faster than double, so the norms are computed again
-    only where squares may have vanished or overflowed. Then they are doubles.
-    """
+    """Return the norm of every row, as doubles if squares vanished or overflowed."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
     if not rows.numel():
         return norms
@@ -78,14 +74,10 @@ def received_embeddings(
         if codec is not None:
             part = codec.read(part, shape, name, "its embedding", step)
         if part.shape != (rows, *shape):
-            raise PartyError(
-                name,
-                f"sent an embedding of shape {tuple(part.shape)}, expected "
-                f"{(rows, *shape)}",
-                "Its bottom model must return one row per input row, always of the "
-                "same width",
-                step,
-            )
+            given, expected = tuple(part.shape), (rows, *shape)
+            problem = f"sent an embedding of shape {given}, expected {expected}"
+            remedy = "Its bottom model must return one row per input row, of one width"
+            raise PartyError(name, problem, remedy, step)
         check_finite(part, name, "its embedding", remedy, step)
         received[name] = part.to(device)
     return received
@@ -94,9 +86,9 @@ def received_embeddings(
 class RowTransform(ABC):
     """A gradient transform whose formula works on a matrix with one row per example.
 
-    A subclass implements :meth:`perturb`. The base class flattens gradients of any
-    shape to rows, computes half precision in single precision, returns an empty batch
-    as it is, and clamps the result to the range of its dtype.
+    A subclass implements :meth:`perturb`, which must not change its argument. The base
+    class flattens gradients of any shape to rows, computes half precision in single
+    precision, returns an empty batch as it is, and clamps the result to its dtype.
 
     Examples
     --------
@@ -113,20 +105,14 @@ class RowTransform(ABC):
 
     @abstractmethod
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor | None:
-        """Return what the party gets, or None to withhold the gradient.
-
-        The gradient `rows` is B×d, float32 or float64. Do not change it in place.
-        """
+        """Return what the party gets for a B×d gradient, or None to withhold it."""
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return the gradient that leaves for the party."""
         if not gradient.is_floating_point():
-            raise PartyError(
-                batch.party,
-                f"its gradient is of type {gradient.dtype}",
-                "A defense works on floating point numbers",
-                batch.step,
-            )
+            problem = f"its gradient is of type {gradient.dtype}"
+            remedy = "A defense works on floating point numbers"
+            raise PartyError(batch.party, problem, remedy, batch.step)
         if gradient.numel() == 0:
             return gradient
         if not batch.digest:  # not called by a defender
@@ -145,20 +131,13 @@ class RowTransform(ABC):
         """Return the labels of a batch, one per row; refuse a batch without them."""
         name = type(self).__name__
         if batch.labels is None:
-            raise PartyError(
-                batch.party,
-                f"{name} needs the labels of the batch and got none",
-                "Pass labels where the defense runs, or run it at the label party",
-                batch.step,
-            )
+            problem = f"{name} needs the labels of the batch and got none"
+            remedy = "Pass labels where the defense runs, or run it at the label party"
+            raise PartyError(batch.party, problem, remedy, batch.step)
         flat = batch.labels.detach().reshape(-1)
         if len(flat) != rows:
-            raise PartyError(
-                batch.party,
-                f"{name} got {len(flat)} labels for {rows} rows of its gradient",
-                "Give one label per row",
-                batch.step,
-            )
+            problem = f"{name} got {len(flat)} labels for {rows} rows of its gradient"
+            raise PartyError(batch.party, problem, "Give one label per row", batch.step)
         return flat
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,9 +147,8 @@ class RowTransform(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
         if state:
-            raise ConfigError(
-                f"{type(self).__name__} keeps no state, got {list(state)}"
-            )
+            name = type(self).__name__
+            raise ConfigError(f"{name} keeps no state, got {list(state)}")
 
 
 class AdjustableTransform(RowTransform):

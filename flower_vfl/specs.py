@@ -11,16 +11,13 @@ from .errors import ConfigError, check_name
 
 T = TypeVar("T")
 
+_EMPTY = inspect.Parameter.empty
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FORM = "expected 'name' or 'name:key=value,key=a+b'"
-_SCALARS: dict[Any, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    type(None): "none",
-}
+_SCALARS: dict[Any, str] = {bool: "true or false", int: "an integer"}
+_SCALARS |= {float: "a number", str: "text", type(None): "none"}
 _CHOICES: dict[Any, tuple[Any, ...]] = {bool: (True, False), type(None): (None,)}
-_UNIONS = (Union, types.UnionType)
+_UNIONS, _SEQUENCES = (Union, types.UnionType), (tuple, Sequence)
 _NEXT = re.compile(r",(?!\s*\w+\s*=)")  # a comma that no parameter follows
 
 
@@ -30,13 +27,7 @@ def split_specs(text: str) -> list[str]:
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
-    """Split a config string into a name and its parameters as text.
-
-    Examples
-    --------
-    >>> parse_spec("mlp:hidden=64+32,dropout=0.1")
-    ('mlp', {'hidden': '64+32', 'dropout': '0.1'})
-    """
+    """Split a config string into a name and its parameters as text."""
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not re.fullmatch(r"\w[\w.-]*", name):
@@ -79,9 +70,7 @@ def typed_arguments(
     settable = {
         parameter.name: parameter
         for parameter in _parameters(factory)[given:]
-        if parameter.kind
-        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        and _describe(_wanted(parameter)) is not None
+        if parameter.kind in _NAMED and _describe(_wanted(parameter)) is not None
     }
     what = f"{kind} '{name}'"
     shown = ", ".join(map(_show, settable.values()))
@@ -94,16 +83,10 @@ def typed_arguments(
         try:
             arguments[key] = _convert(value, wanted)
         except ValueError:
-            raise ConfigError(
-                f"{what}: parameter '{key}' must be {_describe(wanted)}, got "
-                f"'{value}'; {known}"
-            ) from None
-    missing = [
-        key
-        for key, parameter in settable.items()
-        if parameter.default is inspect.Parameter.empty and key not in arguments
-    ]
-    if missing:
+            needed = f"must be {_describe(wanted)}, got '{value}'; {known}"
+            raise ConfigError(f"{what}: parameter '{key}' {needed}") from None
+    required = [key for key, each in settable.items() if each.default is _EMPTY]
+    if missing := [key for key in required if key not in raw]:
         raise ConfigError(f"{what} needs a value for {', '.join(missing)}; {known}")
     return arguments
 
@@ -111,20 +94,17 @@ def typed_arguments(
 def _parameters(factory: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the parameters of a callable, with types for annotations."""
     if isinstance(factory, type) and is_dataclass(factory):
-        # Annotations of inherited fields are resolved in their own modules.
-        types_by_name = get_type_hints(factory)
-        return [
-            parameter.replace(annotation=types_by_name[parameter.name])
-            for parameter in inspect.signature(factory).parameters.values()
-        ]
+        hints = get_type_hints(factory)  # of inherited fields, from their own modules
+        found = inspect.signature(factory).parameters
+        return [found[name].replace(annotation=hints[name]) for name in found]
     return list(inspect.signature(factory, eval_str=True).parameters.values())
 
 
 def _wanted(parameter: inspect.Parameter) -> Any:
     """Return the type of a parameter: its annotation, or its default's type."""
-    if parameter.annotation is not inspect.Parameter.empty:
+    if parameter.annotation is not _EMPTY:
         return parameter.annotation
-    if parameter.default is inspect.Parameter.empty:
+    if parameter.default is _EMPTY:
         return str
     if isinstance(parameter.default, tuple) and parameter.default:
         return types.GenericAlias(tuple, (type(parameter.default[0]), Ellipsis))
@@ -133,10 +113,9 @@ def _wanted(parameter: inspect.Parameter) -> Any:
 
 def _show(parameter: inspect.Parameter) -> str:
     """Write a parameter and its default as in a config string."""
-    default = parameter.default
-    if default is inspect.Parameter.empty:
+    if parameter.default is _EMPTY:
         return f"{parameter.name} (required)"
-    return f"{parameter.name}={_write(default)}"
+    return f"{parameter.name}={write_value(parameter.default)}"
 
 
 def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
@@ -145,26 +124,19 @@ def write_spec(name: str, built: object, factory: Callable[..., object]) -> str:
     for parameter in _parameters(factory):
         value = getattr(built, parameter.name)
         if value != parameter.default:
-            parameters.append(f"{parameter.name}={_write(value)}")
+            parameters.append(f"{parameter.name}={write_value(value)}")
     return f"{name}:{','.join(parameters)}" if parameters else name
 
 
-def _write(value: object) -> str:
-    """Write a value as `_convert` reads it."""
-    if value is None or value == ():
+def write_value(value: object) -> str:
+    """Write a value as it stands in a config string."""
+    if value is None or value in ((), []):
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return "+".join(map(_write, value))
+        return "+".join(map(write_value, value))
     return str(value)
-
-
-def _items(wanted: Any) -> tuple[Any, ...] | None:
-    """Return the item types of a tuple or sequence type, None for any other type."""
-    if get_origin(wanted) in (tuple, Sequence):
-        return get_args(wanted)
-    return None
 
 
 def _describe(wanted: Any) -> str | None:
@@ -172,12 +144,12 @@ def _describe(wanted: Any) -> str | None:
     if wanted in _SCALARS:
         return _SCALARS[wanted]
     if get_origin(wanted) is Literal:
-        return "one of " + ", ".join(map(_write, get_args(wanted)))
+        return "one of " + ", ".join(map(write_value, get_args(wanted)))
     if get_origin(wanted) in _UNIONS:
         words = [word for member in get_args(wanted) if (word := _describe(member))]
         return " or ".join(words) if words != ["none"] else None
-    if items := _items(wanted):
-        inner = _describe(items[0])
+    if get_origin(wanted) in _SEQUENCES:
+        inner = _describe(get_args(wanted)[0])
         return inner and f"values joined by '+', each {inner}"
     return None
 
@@ -187,7 +159,7 @@ def _convert(text: str, wanted: Any) -> Any:
     if wanted in _CHOICES or get_origin(wanted) is Literal:
         text = text.lower() if wanted in _CHOICES else text
         choices = _CHOICES.get(wanted) or get_args(wanted)
-        return choices[[_write(choice) for choice in choices].index(text)]
+        return choices[list(map(write_value, choices)).index(text)]
     if wanted in (int, float, str):
         value = wanted(text)
         if value != value:
@@ -195,8 +167,8 @@ def _convert(text: str, wanted: Any) -> Any:
         return value
     if get_origin(wanted) in _UNIONS:
         return _convert_union(text, get_args(wanted))
-    if items := _items(wanted):
-        return _convert_items(text, items)
+    if get_origin(wanted) in _SEQUENCES:
+        return _convert_items(text, get_args(wanted))
     raise ValueError(text)
 
 

@@ -45,9 +45,8 @@ class Batch:
     rows : Tensor | None (default: None)
         Numbers of the rows, the same in every epoch; given with the embedding.
     digest : bytes (default: b"")
-        Of the gradient as it was before all transforms. A step that is repeated with
-        another gradient so has other noise, and the difference of the two tells
-        nothing.
+        Of the gradient before all transforms: a step that is repeated with another
+        gradient has other noise, so the difference of the two tells nothing.
 
     Examples
     --------
@@ -105,19 +104,15 @@ class GradientTransform(Protocol):
     @property
     def requires_labels(self) -> bool:
         """Whether ``batch.labels`` must be given."""
-        ...
 
     def __call__(self, gradient: Tensor, batch: Batch) -> Tensor | None:
         """Return what leaves for the party of a gradient with one row per example."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        ...
 
 
 @runtime_checkable
@@ -126,7 +121,6 @@ class Strengthened(Protocol):
 
     def strengthen(self, factor: float) -> str:
         """Raise the protection; return what it is now, or nothing if it stays."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class Seen:
 
 
 def sees_embeddings(transform: GradientTransform) -> bool:
-    """Say whether a transform wants to know the embeddings: it has that attribute."""
+    """Return whether a transform has a true attribute ``sees_embeddings``."""
     return bool(getattr(transform, "sees_embeddings", False))
 
 
@@ -168,11 +162,7 @@ def apply_in_order(
 
 
 class Defender:
-    """Transforms the gradient of every party, and measures what is left to find.
-
-    With an encoder, the transformed gradients leave encoded, and what the receivers
-    decode is measured.
-    """
+    """Transforms and encodes every party's gradient, and measures what it decodes."""
 
     def __init__(
         self,
@@ -186,10 +176,8 @@ class Defender:
         self.encoder = encoder
         raising = monitor is not None and monitor.settings.action == "raise"
         if raising and not any(_adjustable(t) for t in self.transforms):
-            raise ConfigError(
-                "a leak limit with the action 'raise' needs a defense that has a "
-                "strength: iso, noisy-gradients or marvell"
-            )
+            needed = "a defense that has a strength: iso, noisy-gradients or marvell"
+            raise ConfigError(f"a leak limit with the action 'raise' needs {needed}")
         self.seed = 0  # nothing draws from it
         if self.transforms:
             self.seed = draw_secret() if seed is None else seed
@@ -238,10 +226,8 @@ class Defender:
                         batch.metrics.pop(AUC_BOUND, None)  # about a sum of several
                     read = result.shape[1:], party, "its gradient", step
                     defended[party] = self.encoder.codec.read(encoded, *read)
-            measured += [
-                Measurement(name, value, step, party)
-                for name, value in batch.metrics.items()
-            ]
+            for name, value in batch.metrics.items():
+                measured.append(Measurement(name, value, step, party))
         if self.monitor is not None and labels is not None:
             truth = labels if true_labels is None else true_labels
             rows = None if seen is None else seen.rows
@@ -273,10 +259,8 @@ class Defender:
         """Restore what :meth:`state_dict` returned."""
         states = state["transforms"]
         if len(states) != len(self.transforms):
-            raise ConfigError(
-                f"the checkpoint is of a run with {len(states)} transforms, not "
-                f"{len(self.transforms)}; use the same transforms"
-            )
+            ours = f"not {len(self.transforms)}; use the same transforms"
+            raise ConfigError(f"the checkpoint has {len(states)} transforms, {ours}")
         for transform, saved in zip(self.transforms, states, strict=True):
             transform.load_state_dict(saved)
         self.seed = int(state["seed"], 16)

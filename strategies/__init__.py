@@ -3,25 +3,23 @@
 from flower_vfl.parties.local_updates import LocalUpdates
 from flower_vfl.protocol.codecs import CODECS, Compression
 from flower_vfl.rows import AdjustableTransform, RowTransform
-from flower_vfl.strategies.adapters.defended_grid import defended_grid
-from flower_vfl.strategies.adapters.defense_mod import defense_mod
-from flower_vfl.strategies.adapters.recording import record_grid, record_mod
-from flower_vfl.strategies.defenses.compose import (
-    Compose,
-    NoDefense,
-    PerParty,
-    Scheduled,
-)
-from flower_vfl.strategies.defenses.geno import Geno
-from flower_vfl.strategies.defenses.gradient_compression import GradientCompression
-from flower_vfl.strategies.defenses.iso import Iso
-from flower_vfl.strategies.defenses.marvell.solver import MarvellSolution, solve_marvell
-from flower_vfl.strategies.defenses.marvell.transform import Marvell
-from flower_vfl.strategies.defenses.max_norm import MaxNorm
-from flower_vfl.strategies.defenses.multi_bucket import MultiBucket
-from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients
-from flower_vfl.strategies.defenses.ppdl import PPDL
-from flower_vfl.strategies.defenses.registry import (
+
+from .adapters.defended_grid import defended_grid
+from .adapters.defense_mod import defense_mod
+from .adapters.recording import record_grid, record_mod
+from .alignment import Alignment
+from .checkpoints import Checkpoints
+from .defenses.compose import Compose, NoDefense, PerParty, Scheduled
+from .defenses.geno import Geno
+from .defenses.gradient_compression import GradientCompression
+from .defenses.iso import Iso
+from .defenses.marvell.solver import MarvellSolution, solve_marvell
+from .defenses.marvell.transform import Marvell
+from .defenses.max_norm import MaxNorm
+from .defenses.multi_bucket import MultiBucket
+from .defenses.noisy_gradients import NoisyGradients
+from .defenses.ppdl import PPDL
+from .defenses.registry import (
     DEFENSES,
     PLACEMENTS,
     Defense,
@@ -29,10 +27,7 @@ from flower_vfl.strategies.defenses.registry import (
     build_defense,
     defense_spec,
 )
-from flower_vfl.strategies.defenses.sgsub import FLSG, SGSub
-
-from .alignment import Alignment
-from .checkpoints import Checkpoints
+from .defenses.sgsub import FLSG, SGSub
 from .evaluation import EarlyStopping
 from .fitting import fit
 from .state import VerticalResult

@@ -21,7 +21,6 @@ from .progress import AlignmentProgress
 
 NONE = "none"
 ALIGNMENTS = (NONE, *METHODS)
-RELAY_BYTES = 16 << 20
 _CHUNKS = 4  # of a full message: the rest of one list leaves room for the next
 _DROP_SECONDS = 10.0  # to wait for parties that are told to forget a handshake
 
@@ -39,8 +38,7 @@ class Alignment:
     group : str (default: "ristretto255")
         The group of the exponentiations, one of `flower_vfl.alignment.GROUPS`.
     padding : int (default: 0)
-        Dummy ids of each party, which blur the size of the intersection
-        (`flower_vfl.alignment.padding_delta`).
+        Dummy ids of each party (`flower_vfl.alignment.padding_delta`).
     relay_bytes : int (default: 16 MiB)
         Most bytes of encrypted lists in one message.
 
@@ -57,15 +55,14 @@ class Alignment:
     _: KW_ONLY
     group: str = DEFAULT_GROUP
     padding: int = 0
-    relay_bytes: int = RELAY_BYTES
+    relay_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:
         check_name("alignment", self.method, ALIGNMENTS)
         check_name("group", self.group, GROUPS)
-        if self.padding < 0:
-            raise ConfigError(f"padding must not be negative, got {self.padding}")
-        if self.relay_bytes < 1:
-            raise ConfigError(f"relay_bytes must be positive, got {self.relay_bytes}")
+        if self.padding < 0 or self.relay_bytes < 1:
+            given = f"got {self.padding} and {self.relay_bytes}"
+            raise ConfigError(f"padding is at least 0 and relay_bytes 1, {given}")
 
     def __bool__(self) -> bool:
         """Return whether ids are aligned at all."""
@@ -73,14 +70,9 @@ class Alignment:
 
     def handshake(self, ring: Sequence[str]) -> HandshakeConfig:
         """Return the config of a new handshake."""
-        return HandshakeConfig(
-            secrets.token_bytes(32),
-            self.method,
-            self.group,
-            tuple(ring),
-            self.padding,
-            max(1, self.relay_bytes // _CHUNKS),
-        )
+        given = self.method, self.group, tuple(ring), self.padding
+        chunk = max(1, self.relay_bytes // _CHUNKS)
+        return HandshakeConfig(secrets.token_bytes(32), *given, chunk)
 
 
 class Relay:
@@ -99,11 +91,8 @@ class Relay:
         for chunk in chunks:
             header = chunk.header
             if header.sender != sender or header.receiver not in self._queues:
-                raise PartyError(
-                    sender,
-                    f"has sent a chunk from '{header.sender}' to '{header.receiver}'",
-                    messages.REMEDY,
-                )
+                ends = f"from '{header.sender}' to '{header.receiver}'"
+                raise PartyError(sender, f"has sent a chunk {ends}", messages.REMEDY)
             self._queues[header.receiver].append(chunk)
             if header.phase == "union":
                 self.merged = header.count
@@ -135,26 +124,25 @@ class Aligner:
         self,
         messenger: Messenger,
         alignment: Alignment,
-        ring: Sequence[str],
+        parties: Sequence[PartyDescription],
         key: bytes,
-        progress: bool | None = None,
+        progress: bool | None,
     ) -> None:
-        self._messenger = messenger
-        self._alignment = alignment
-        self._handshake = alignment.handshake(ring)
-        self._key = key
-        self._progress = progress
+        self._messenger, self._alignment, self._parties = messenger, alignment, parties
+        self._handshake = alignment.handshake([party.name for party in parties])
+        self._key, self._progress = key, progress
 
-    def align(
-        self, parties: Sequence[PartyDescription], reuse: bool
-    ) -> dict[str, PartyDescription]:
+    def align(self, reuse: bool) -> dict[str, PartyDescription]:
         """Align the rows of all parties and return their new descriptions."""
         if reuse:
-            return self._apply(parties, common_digest(parties))
+            return self._apply(_common_digest(self._parties))
         try:
-            return self._apply(parties, self._run_handshake())
-        except BaseException:
-            self._drop()
+            return self._apply(self._run_handshake())
+        except BaseException:  # parties that can be reached forget the handshake
+            drop = Content({Key.STAGE: Stage.DROP.value})
+            contents = dict.fromkeys(self._handshake.ring, drop)
+            with suppress(Exception):
+                self._messenger.tell(Verb.ALIGN, contents, _DROP_SECONDS)
             raise
 
     def _run_handshake(self) -> str:
@@ -181,9 +169,7 @@ class Aligner:
         ring, limit = self._handshake.ring, self._alignment.relay_bytes
         config = messages.pack_handshake(self._handshake)
         begun = self._ask(Stage.BEGIN, dict.fromkeys(ring, config), "keys")
-        hellos = [
-            hello for reply in begun.values() for hello in messages.unpack_hellos(reply)
-        ]
+        hellos = [h for reply in begun.values() for h in messages.unpack_hellos(reply)]
         counts = [reply.number(Key.IDS) for reply in begun.values()]
         relay = Relay(ring, limit)
         with AlignmentProgress(counts, self._handshake.method, self._progress) as bar:
@@ -213,47 +199,37 @@ class Aligner:
         phase = f"{' and '.join(phases)} lists" if phases else "own lists"
         return self._ask(Stage.RELAY, contents, phase)
 
-    def _apply(
-        self, parties: Sequence[PartyDescription], digest: str
-    ) -> dict[str, PartyDescription]:
+    def _apply(self, digest: str) -> dict[str, PartyDescription]:
+        """Have all parties use an alignment, and return their new descriptions."""
         config = messages.pack_handshake(self._handshake)
         config |= {Key.ALIGNED: digest, Key.DIGEST_KEY: self._key}
         asked = dict.fromkeys(self._handshake.ring, config)
         replies = self._ask(Stage.APPLY, asked, "end")
-        return {
-            each.name: replace(
-                each,
-                rows=replies[each.name].number(Key.ROWS),
-                ids_digest=digest,
-                split_digest=replies[each.name].text(Key.SPLIT_DIGEST),
+        found = {}
+        for each in self._parties:
+            reply = replies[each.name]
+            rows, split = reply.number(Key.ROWS), reply.text(Key.SPLIT_DIGEST)
+            found[each.name] = replace(
+                each, rows=rows, ids_digest=digest, split_digest=split
             )
-            for each in parties
-        }
+        return found
 
     def _ask(
         self, stage: Stage, contents: Mapping[str, Mapping[str, Value]], phase: str
     ) -> dict[str, Content]:
         """Send one request to each named party; an error names the phase."""
-        messenger = self._messenger
         requests = {
             name: Content({**config, Key.STAGE: stage.value})
             for name, config in contents.items()
         }
-        where = f"while ids were aligned ({phase})"
         try:
-            return messenger.ask(Verb.ALIGN, requests)
+            return self._messenger.ask(Verb.ALIGN, requests)
         except PartyError as error:
-            problem, remedy = f"{error.problem}, {where}", error.remedy
+            problem = f"{error.problem}, while ids were aligned ({phase})"
+            remedy = error.remedy
             if isinstance(error, NoReplyError | PartyRestartedError):
                 remedy = f"Look at that node's log. {messages.REMEDY}"
             raise PartyError(error.party, problem, remedy) from None
-
-    def _drop(self) -> None:
-        """Tell all parties that can be reached to forget the handshake."""
-        ring, messenger = self._handshake.ring, self._messenger
-        contents = {name: Content({Key.STAGE: Stage.DROP.value}) for name in ring}
-        with suppress(Exception):
-            messenger.tell(Verb.ALIGN, contents, _DROP_SECONDS)
 
 
 def _outcome(reply: Content) -> tuple[str, list[int]]:
@@ -261,16 +237,13 @@ def _outcome(reply: Content) -> tuple[str, list[int]]:
     return reply.text(Key.ALIGNED), messages.read_list(reply, Key.SIZES, int)
 
 
-def common_digest(descriptions: Sequence[PartyDescription]) -> str:
+def _common_digest(descriptions: Sequence[PartyDescription]) -> str:
     """Return the digest of the alignment that all parties have saved."""
     first = descriptions[0]
     for party in descriptions:
         if not party.aligned or party.aligned != first.aligned:
             saved = "another" if party.aligned else "no"
-            raise PartyError(
-                party.name,
-                f"has saved {saved} alignment to resume with",
-                "Give every node its own state-dir, or start without resume, which "
-                "aligns the ids again",
-            )
+            remedy = "Give every node its own state-dir, or start without resume"
+            problem = f"has saved {saved} alignment to resume with"
+            raise PartyError(party.name, problem, remedy)
     return first.aligned

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import RecordDict
 from flwr.supercore import log
 
-from flower_vfl.errors import ConfigError, PartyRestartedError
+from flower_vfl.errors import ConfigError, PartyRestartedError, require
 from flower_vfl.leakage.monitor import LIMIT
 from flower_vfl.parties.checkpoints import (
     FINAL,
@@ -75,8 +75,7 @@ class Checkpoints:
     keep_final: bool = False
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"every must not be negative, got {self.every}")
+        require(self.every >= 0, "every", "at least 0", self.every)
 
 
 class StrategyCheckpoints:
@@ -130,10 +129,8 @@ class StrategyCheckpoints:
             if best := part["run"]["best_tag"]:  # all must have it, too
                 parts[best] = self._load(best, part["id"])
         if part["parties"].keys() != set(names):
-            raise ConfigError(
-                f"the run of checkpoint '{tag}' had the parties "
-                f"{', '.join(part['parties'])}, now there are {', '.join(names)}"
-            )
+            then, now = ", ".join(part["parties"]), ", ".join(names)
+            raise ConfigError(f"checkpoint '{tag}' had the parties {then}, now {now}")
         told = {"tags": list(parts), "run": part["id"]}
         digests = {n: [p["parties"][n] for p in parts.values()] for n in names}
         return part, {n: Content({**told, "digests": digests[n]}) for n in names}
@@ -148,13 +145,10 @@ class StrategyCheckpoints:
         self, tag: str, part: Mapping[str, Any], replies: Mapping[str, Content]
     ) -> None:
         """Go on with the run of a checkpoint, unless a party says it is damaged."""
-        damaged = [
-            f"party '{name}': {reply.text('damaged')}"
-            for name, reply in replies.items()
-            if "damaged" in reply.config
-        ]
-        if damaged:
-            raise DamagedError("; ".join(damaged))
+        damaged = [name for name in replies if "damaged" in replies[name].config]
+        told = [f"party '{name}': {replies[name].text('damaged')}" for name in damaged]
+        if told:
+            raise DamagedError("; ".join(told))
         self.run = part["id"]
         if tagged_step(tag) is not None:
             self._best = {tag: part["run"]["best_tag"]}
@@ -162,10 +156,8 @@ class StrategyCheckpoints:
     def advice(self) -> str:
         """Return what to do after an error."""
         if not (steps := self.steps()) or not isinstance(self._store, DirectoryStore):
-            return (
-                "No checkpoint was kept; set Checkpoints(every=..., folder=...) to be "
-                "able to resume."
-            )
+            remedy = "set Checkpoints(every=..., folder=...) to be able to resume."
+            return f"No checkpoint was kept; {remedy}"
         return f"The newest checkpoint is of step {steps[0]}: start with resume=True."
 
 
@@ -182,10 +174,11 @@ class Rewinds:
         self._by[error.party] += 1
         if self._at[step] > _SAME_STEP_REWINDS:
             error.add_note(f"step {step + 1} was tried {self._at[step]} times")
-            raise error
-        if self._by[error.party] > _PARTY_REWINDS:
+        elif self._by[error.party] > _PARTY_REWINDS:
             error.add_note(f"it made the run go back {_PARTY_REWINDS} times before")
-            raise error
+        else:
+            return
+        raise error
 
 
 def _settings(strategy: VerticalStrategy) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import Array, ArrayRecord
 from flwr.supercore import log
 
-from flower_vfl.errors import ConfigError, PartyError, check_name, unknown_name
+from flower_vfl.errors import ConfigError, PartyError, check_name, require
 from flower_vfl.metrics import MAIN_METRIC
 from flower_vfl.parties.checkpoints import step_tag
 from flower_vfl.parties.schedule import count_batches
@@ -60,8 +60,7 @@ class EarlyStopping:
     restore_best: bool = True
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise ConfigError(f"patience must be at least 1, got {self.patience}")
+        require(self.patience >= 1, "patience", "at least 1", self.patience)
 
     def improves(self, value: float, best: float | None, metric: str) -> bool:
         """Return whether a value is better than the best so far."""
@@ -76,9 +75,8 @@ class EarlyStopping:
         name = f"valid_{metric}"
         if name not in metrics:
             raise ConfigError(
-                f"early stopping needs '{name}', which was not measured; "
-                f"available: {', '.join(metrics) or 'none'}. Set valid_fraction, "
-                "another metric, or report-metrics at the label party's node"
+                f"early stopping needs '{name}', got {', '.join(metrics) or 'none'}; "
+                "set valid_fraction, another metric, or the label's report-metrics"
             )
         if self.improves(metrics[name], state.best, metric):
             state.best, state.stale = metrics[name], 0
@@ -92,15 +90,13 @@ class EarlyStopping:
 def evaluate_epoch(training: Training, epoch: int, bar: TrainingProgress) -> None:
     """Evaluate the held-out rows after an epoch, and judge whether to stop early."""
     state, stopping = training.state, training.strategy.early_stopping
-    sizes = training.participants.sizes
-    held_out = [s for s in ("valid", "test") if sizes[s]]
+    held_out = [s for s in ("valid", "test") if training.participants.sizes[s]]
     state.evaluate[epoch] = {split: evaluate(training, split) for split in held_out}
     metrics = split_metrics(state.evaluate[epoch])
-    if training.evaluate_fn is not None:
-        found = training.evaluate_fn(epoch, ArrayRecord())
-        if found is not None:
-            state.server[epoch] = dict(found)
-    training.trackers.epoch(epoch, state.step, metrics)
+    asked = training.evaluate_fn
+    if asked is not None and (found := asked(epoch, ArrayRecord())) is not None:
+        state.server[epoch] = dict(found)
+    training.trackers.tell("epoch", epoch, state.step, metrics)
     main = MAIN_METRIC[training.participants.label.task]
     shown = (stopping.metric if stopping is not None else None) or main
     if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
@@ -118,22 +114,15 @@ def evaluate_epoch(training: Training, epoch: int, bar: TrainingProgress) -> Non
 def evaluate(training: Training, split: str) -> dict[str, float]:
     """Return the metrics of ``"train"``, ``"valid"`` or ``"test"``."""
     metrics: dict[str, float] = {}
-    for reply in _ask_about(training, Verb.EVALUATE, split):
+    for reply in ask_about(training, Verb.EVALUATE, split):
         metrics = reply.metrics or metrics
     return metrics
 
 
-def predict(training: Training, split: str) -> list[Array]:
-    """Return the predictions for a split, part by part."""
-    replies = _ask_about(training, Verb.PREDICT, split)
-    return [reply.arrays["predictions"] for reply in replies]
-
-
-def _ask_about(training: Training, verb: Verb, split: str) -> Iterable[Content]:
+def ask_about(training: Training, verb: Verb, split: str) -> Iterable[Content]:
     """Have a split embedded, part by part, and ask the label party about it."""
     participants, messenger = training.participants, training.messenger
-    if split not in participants.sizes:
-        raise unknown_name("split", split, participants.sizes)
+    check_name("split", split, participants.sizes)
     if training.pipeline is not None:
         training.pipeline.settle()
     rows, label = participants.sizes[split], participants.label.name
@@ -152,10 +141,8 @@ def serve(training: Training, party: str, hide: int) -> None:
     passive, label = participants.passive, participants.label
     check_name("passive party", party, passive)
     if not hide and (len(passive) > 1 or label.shape):
-        raise ConfigError(
-            "other parties also have features and must know the rows: hide the row in "
-            "a batch, for example with hide=100"
-        )
+        remedy = "hide the row in a batch, for example with hide=100"
+        raise ConfigError(f"other parties have features of the same rows: {remedy}")
 
     def ask(name: str, content: Content) -> Content:
         return messenger.ask(Verb.SERVE, {name: content})[name]
@@ -182,8 +169,7 @@ def serve(training: Training, party: str, hide: int) -> None:
 def choose_label_loss(training: Training) -> None:
     """Train with every loss that the label party offers, and begin with the best.
 
-    Validation labels are randomised too, so that the choice reveals nothing more. All
-    trainings begin with the same weights and use the same draws.
+    Validation labels are randomised too, so that the choice reveals nothing more.
     """
     label = training.participants.label
     losses = [loss for loss in label.losses.split(",") if loss]
@@ -217,15 +203,12 @@ def _try(training: Training, metric: str) -> list[float]:
         strategy.evaluate_every = training.epochs  # the last epoch counts
     else:
         strategy.early_stopping = replace(stopping, restore_best=False)
-    given = strategy, training.messenger, training.participants, training.epochs
-    state = type(training)(*given).run()
+    given = training.messenger, training.participants, training.epochs
+    state = type(training)(strategy, *given).run()
     measured = (each["valid"] for each in state.evaluate.values())
     values = [each[metric] for each in measured if metric in each]
     if not values:
-        raise PartyError(
-            label.name,
-            "is set to choose a loss for its private labels on validation rows, but "
-            "does not report their metrics",
-            "Name a loss there: label-dp with loss=forward, or report its metrics",
-        )
+        problem = "chooses a loss by validation rows but does not report their metrics"
+        remedy = "Name a loss there: label-dp with loss=forward, or report its metrics"
+        raise PartyError(label.name, problem, remedy)
     return values

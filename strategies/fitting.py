@@ -61,17 +61,13 @@ def fit(
         task, ``"norm,cosine"`` for some, or a :class:`Leakage` with a limit.
     epochs : int (default: 10)
         Number of epochs.
-    batch_size : int (default: 64)
-        Rows of a training batch; 0 for all training rows in one batch.
-    learning_rate : float | Mapping[str, float] | None (default: None)
-        For all parties or by name; None keeps those of the parties' optimizers.
+    batch_size, learning_rate, test_fraction, valid_fraction
+        As for :class:`VerticalStrategy`.
     seed : int | None (default: None)
         Makes a run repeatable, with the noise of its defense: whoever knows the seed
         can subtract that noise. None draws the noise from a secret.
-    test_fraction, valid_fraction : float (defaults: 0.2, 0.0)
-        Held-out shares of the rows, where the parties bring no split of their own.
     evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
-        Called after each epoch, as Flower's strategies do.
+        Called after each epoch, as by Flower's strategies.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it in notebooks and terminals.
     **settings
@@ -136,11 +132,10 @@ def _label_party(parties: Sequence[Party]) -> LabelParty:
     labels = [party for party in parties if isinstance(party, LabelParty)]
     passive = [party for party in parties if isinstance(party, PassiveParty)]
     if len(labels) != 1 or not passive or len(labels) + len(passive) != len(parties):
-        others = len(parties) - len(labels) - len(passive)
+        kinds = ", ".join(type(party).__name__ for party in parties) or "none"
         raise ConfigError(
             "fit takes a list of one LabelParty(labels, objective) and at least one "
-            f"PassiveParty(features, model); got {len(labels)} label parties, "
-            f"{len(passive)} passive parties and {others} other objects"
+            f"PassiveParty(features, model); got {kinds}"
         )
     return labels[0]
 
@@ -156,9 +151,8 @@ def _predict(
         return strategy.predict(rows)
     wanted = {name: p for name, p in parties.items() if p.model is not None}
     if rows.keys() != wanted.keys():
-        raise ConfigError(
-            f"new rows are needed of {', '.join(wanted)}; got {', '.join(rows)}"
-        )
+        needed, given = ", ".join(wanted), ", ".join(rows)
+        raise ConfigError(f"new rows are needed of {needed}; got {given}")
     held = {name: party.features for name, party in wanted.items()}
     try:
         for name, party in wanted.items():
@@ -167,11 +161,10 @@ def _predict(
         if len(set(counts.values())) != 1:
             raise ConfigError(f"the parties' new rows differ in number: {counts}")
         found = []
+        passive = {n: p for n, p in wanted.items() if isinstance(p, PassiveParty)}
         for part in torch.split(torch.arange(min(counts.values())), _ROWS):
             embeddings = {
-                name: party.embed_for_use(part.to(party.device))
-                for name, party in wanted.items()
-                if isinstance(party, PassiveParty)
+                n: p.embed_for_use(part.to(p.device)) for n, p in passive.items()
             }
             predicted = label.predict_rows(part.to(label.device), (), embeddings)
             found.append(predicted.cpu().numpy())

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
+from typing import cast
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -16,12 +17,8 @@ from flower_vfl.grids.wrapped import ClosableGrid
 from flower_vfl.protocol.messages import Content, Verb, raise_error, read, request
 
 # What Flower says about a message that the ClientApp did not get or did not finish.
-_LOST = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
+_LOST = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+_LOST |= {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED}
 
 
 class NoReplyError(PartyError):
@@ -50,22 +47,17 @@ class Messenger:
     """Sends requests over a grid and returns checked replies by party name.
 
     :meth:`ask` waits for the replies. What :meth:`post` sends may be under way while
-    more is posted; :meth:`receive` then waits, and :meth:`replies` returns. Every party
-    handles what was posted to it in order: a grid that does not promise that gets one
-    request per party at a time.
+    more is posted. Every party handles requests in order: a grid that does not promise
+    that gets one per party at a time.
     """
 
     def __init__(self, grid: Grid, timeout: float, retries: int) -> None:
-        self.grid = grid
-        self.timeout = timeout
-        self.retries = retries
-        self.turn = 0
-        self.traffic = 0
+        self.grid, self.timeout, self.retries = grid, timeout, retries
+        self.turn = self.traffic = 0
         self.nodes: dict[str, int] = {}
         self.groups: Sequence[NodeGroup] = ()  # parties that are asked together
-        self._ordered = (
-            grid if isinstance(grid, ClosableGrid) and grid.ordered else None
-        )
+        ordered = isinstance(grid, ClosableGrid) and grid.ordered
+        self._ordered = cast(ClosableGrid, grid) if ordered else None
         self._posted: dict[int, _Posted] = {}  # by turn
         self._open: dict[tuple[int, int], _Request] = {}  # by turn and node, in order
 
@@ -81,16 +73,12 @@ class Messenger:
                 log(INFO, text, here, remedy)
                 told = True
             if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{here} after {self.timeout:g} s; start the missing SuperNodes, "
-                    f"or more simulated ones with {remedy}"
-                )
+                waited = f"{here} after {self.timeout:g} s"
+                raise ConfigError(f"{waited}; start more SuperNodes, or {remedy}")
             time.sleep(0.1)
         if len(nodes) > (expected or len(nodes)):
-            raise ConfigError(
-                f"found {len(nodes)} nodes, expected {expected} parties; stop the "
-                "others or change the number of parties"
-            )
+            given = f"found {len(nodes)} nodes, expected {expected} parties"
+            raise ConfigError(f"{given}; stop the others or change the number")
         self.nodes = {f"node-{node}": node for node in nodes}
 
     def ask(
@@ -111,12 +99,11 @@ class Messenger:
                 names = ", ".join(self._names(waiting))
                 log(WARNING, "no reply from %s: asking again", names)
                 waiting = {node: _repeat(each) for node, each in waiting.items()}
-            last = attempt == self.retries
             sent = waiting.values()
             for reply in self.grid.send_and_receive(sent, timeout=self.timeout):
                 if reply.has_error():
                     reply = _from_node(reply, sent)
-                    if not last and reply.error.code in _LOST:
+                    if attempt < self.retries and reply.error.code in _LOST:
                         continue
                 replies[reply.metadata.src_node_id] = reply
             waiting = {n: m for n, m in waiting.items() if n not in replies}
@@ -126,16 +113,11 @@ class Messenger:
         first, *others = self._names(waiting)
         raise self._no_reply(first, others, step)
 
-    def _no_reply(
-        self, first: str, others: list[str], step: int | None
-    ) -> NoReplyError:
-        return NoReplyError(
-            first,
-            f"did not answer {self.retries + 1} requests within {self.timeout:g} s each"
-            + (f"; nor did {', '.join(others)}" if others else ""),
-            "Check that node's log, restart it and start the run again",
-            step,
-        )
+    def _no_reply(self, first: str, others: list[str], step: int | None) -> PartyError:
+        asked = f"{self.retries + 1} requests within {self.timeout:g} s each"
+        nor = f"; nor did {', '.join(others)}" if others else ""
+        remedy = "Check that node's log, restart it and start the run again"
+        return NoReplyError(first, f"did not answer {asked}{nor}", remedy, step)
 
     def set_groups(self, groups: Sequence[NodeGroup]) -> None:
         """Ask the parties of each group together from now on."""
@@ -192,10 +174,8 @@ class Messenger:
             ids = {r.message.metadata.message_id: at for at, r in self._open.items()}
             due = min(each.deadline for each in self._open.values())
             left = max(due - time.monotonic(), 0.0)
-            found = [
-                (ids[reply.metadata.reply_to_message_id], reply)
-                for reply in self._ordered.receive(ids, left)
-            ]
+            replies = self._ordered.receive(ids, left)
+            found = [(ids[r.metadata.reply_to_message_id], r) for r in replies]
             if not found:
                 lost = {at for at, each in self._open.items() if each.deadline <= due}
         else:
@@ -247,17 +227,12 @@ class Messenger:
     def tell(self, verb: Verb, contents: Mapping[str, Content], timeout: float) -> None:
         """Send one request to each named party, whether it answers or not."""
         self.turn += 1
-        messages = [
-            request(verb, self.nodes[name], self.turn, content)
-            for name, content in contents.items()
-        ]
+        nodes = {self.nodes[name]: content for name, content in contents.items()}
+        messages = [request(verb, node, self.turn, c) for node, c in nodes.items()]
         list(self.grid.send_and_receive(messages, timeout=timeout))
 
     def _read(
-        self,
-        contents: Mapping[str, Content],
-        replies: Mapping[int, Message],
-        step: int | None,
+        self, contents: Iterable[str], replies: Mapping[int, Message], step: int | None
     ) -> dict[str, Content]:
         """Return each reply's content by party name; raise what a party reports."""
         found = {}
@@ -282,9 +257,8 @@ class Messenger:
 
 def _from_node(reply: Message, messages: Iterable[Message]) -> Message:
     """Return an error under its node's id: the SuperLink answers for lost nodes."""
-    for message in messages:
-        if message.metadata.dst_node_id == reply.metadata.src_node_id:
-            return reply
+    if any(m.metadata.dst_node_id == reply.metadata.src_node_id for m in messages):
+        return reply
     for message in messages:
         if message.metadata.message_id == reply.metadata.reply_to_message_id:
             return Message(reply.error, reply_to=message)
@@ -292,10 +266,6 @@ def _from_node(reply: Message, messages: Iterable[Message]) -> Message:
 
 
 def _repeat(message: Message) -> Message:
-    metadata = message.metadata
-    return Message(
-        message.content,
-        dst_node_id=metadata.dst_node_id,
-        message_type=metadata.message_type,
-        group_id=metadata.group_id,
-    )
+    old = message.metadata
+    to = old.dst_node_id, old.message_type
+    return Message(message.content, *to, group_id=old.group_id)

@@ -1,11 +1,9 @@
 """Training with several batches under way (`pipeline = k`).
 
 A passive party embeds the batch of step s from the weights after step s - 1 - k of the
-same epoch. Which weights these are does not depend on how fast messages travel, so a
-run is repeatable and the same on every grid. Each party gets the same requests in the
-same order: the first k + 1 batches of an epoch are asked for at once; then each
-gradient leaves with the request for the batch k + 1 steps later, or alone where the
-epoch has no such batch. So nothing but the last gradient is due when an epoch ends.
+same epoch, on every grid: the first k + 1 batches of an epoch are asked for at once;
+then each gradient leaves with the request for the batch k + 1 steps later, or alone if
+the epoch has no such batch. Only the last gradient is due when an epoch ends.
 """
 
 from __future__ import annotations
@@ -43,11 +41,7 @@ class Pipeline:
         return self._trained > self._step
 
     def exchange(self, step: int, epoch: int, index: int) -> tuple[Content, Content]:
-        """Return the request to train on a batch and the label party's reply.
-
-        The gradients of the step before leave, and the embeddings of later batches are
-        asked for, as far as the pipeline and the epoch go.
-        """
+        """Send what is due, and return the request for a batch and the reply to it."""
         training = self._training
         last = step + training.steps - 1 - index  # of the epoch
         ahead = min(step + training.strategy.pipeline, last)

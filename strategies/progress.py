@@ -2,82 +2,72 @@
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import Any
 
 from rich import progress
 from rich.console import Console
+from rich.progress import ProgressColumn
 
 # What is told each step of a training in this thread: steps, of how many, epoch.
 _watching: ContextVar[Callable[[int, float, int], None] | None]
 _watching = ContextVar("watching", default=None)
 
 
-class TrainingProgress(progress.Progress):
+class _Progress(progress.Progress):
+    """A bar on standard error, by default only on a terminal."""
+
+    def __init__(self, shown: bool | None, *columns: str | ProgressColumn) -> None:
+        console = Console(stderr=True)
+        hidden = not (console.is_terminal if shown is None else shown)
+        super().__init__(*columns, console=console, disable=hidden, transient=True)
+
+
+class TrainingProgress(_Progress):
     """A bar with epoch, loss, metric, steps per second and the time left."""
 
     def __init__(self, epochs: int, steps: int, start: int, shown: bool | None) -> None:
-        console = Console(stderr=True)
-        visible = console.is_terminal if shown is None else shown
-        self._tell = _watching.get()
-        self.shown = visible or self._tell is not None  # needs to be told of steps
         super().__init__(
-            progress.TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            shown,
+            "epoch {task.fields[epoch]}/{task.fields[epochs]}",
             progress.BarColumn(bar_width=12),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[speed]}"),
+            "{task.fields[speed]}",
             progress.TimeRemainingColumn(),
-            progress.TextColumn("loss {task.fields[loss]}"),
-            progress.TextColumn("{task.fields[metric]}"),
-            console=console,
-            disable=not visible,
-            transient=True,
+            "loss {task.fields[loss]}",
+            "{task.fields[metric]}",
         )
-        self._task = self.add_task(
-            "training",
-            total=epochs * steps,
-            completed=start,
-            epoch=start // steps + 1,
-            epochs=epochs,
-            speed="",
-            loss="-",
-            metric="",
-        )
+        self._tell = _watching.get()
+        self.shown = not self.disable or self._tell is not None  # is told of steps
+        fields: dict[str, Any] = {"completed": start, "epoch": start // steps + 1}
+        fields |= {"epochs": epochs, "loss": "-", "speed": "", "metric": ""}
+        self._task = self.add_task("", total=epochs * steps, **fields)
 
     def stepped(self, step: int, epoch: int, loss: float) -> None:
         """Show a finished step."""
         if self._tell is not None:
             self._tell(step, self.tasks[0].total or 1.0, epoch)
-        speed = self.tasks[0].speed
-        self.update(
-            self._task,
-            completed=step,
-            epoch=epoch,
-            loss=f"{loss:.4f}",
-            speed=f"{speed:.0f} steps/s" if speed else "",
-        )
+        speed = f"{self.tasks[0].speed:.0f} steps/s" if self.tasks[0].speed else ""
+        told: dict[str, Any] = {"epoch": epoch, "loss": f"{loss:.4f}", "speed": speed}
+        self.update(self._task, completed=step, **told)
 
     def evaluated(self, name: str, value: float) -> None:
         """Show the newest metric."""
         self.update(self._task, metric=f"{name} {value:.4f}")
 
 
-class AlignmentProgress(progress.Progress):
+class AlignmentProgress(_Progress):
     """A bar over the exponentiations that all parties compute."""
 
     def __init__(self, counts: Iterable[int], method: str, shown: bool | None) -> None:
         self._counts = list(counts)
         self._most = min(self._counts) if method == "psi" else sum(self._counts)
         self._done: dict[str, int] = {}
-        console = Console(stderr=True)
         super().__init__(
-            progress.TextColumn("aligning ids"),
+            shown,
+            "aligning ids",
             progress.BarColumn(bar_width=24),
-            progress.TextColumn(
-                "{task.completed:.0f}/{task.total:.0f} exponentiations"
-            ),
+            "{task.completed:.0f}/{task.total:.0f} exponentiations",
             progress.TimeRemainingColumn(),
-            console=console,
-            disable=not (console.is_terminal if shown is None else shown),
-            transient=True,
         )
         self._task = self.add_task("aligning", total=self.total(None))
 
@@ -95,21 +85,18 @@ class AlignmentProgress(progress.Progress):
         self.update(self._task, completed=sum(self._done.values()), total=total)
 
 
-class StudyProgress(progress.Progress):
+class StudyProgress(_Progress):
     """A bar over many runs with the time left, and one over the run under way."""
 
     def __init__(self, title: str, runs: int, ended: int, shown: bool) -> None:
-        console = Console(stderr=True)
         super().__init__(
-            progress.TextColumn("{task.description}"),
+            None if shown else False,
+            "{task.description}",
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
-            console=console,
-            disable=not (shown and console.is_terminal),
-            speed_estimate_period=600.0,
-            transient=True,
         )
+        self.speed_estimate_period = 600.0
         self._ended = ended
         self._runs = self.add_task(title, total=runs, completed=ended)
         self._run = self.add_task("", visible=False)

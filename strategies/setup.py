@@ -6,19 +6,17 @@ import base64
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from flower_vfl.alignment.messages import pack_hellos, unpack_hellos
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, PartyError, at_party
 from flower_vfl.grids.stacked import StackedGrid
 from flower_vfl.leakage.monitor import Leakage, LeakageMonitor
 from flower_vfl.objectives import Task
@@ -29,15 +27,18 @@ from flower_vfl.protocol.messages import VERSION, Content, Verb
 from flower_vfl.strategies.defenses.registry import Defense
 from flower_vfl.transform import Defender
 
-from .alignment import Aligner, Alignment
+from .alignment import Aligner
 from .messenger import Messenger
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
 
 RESERVED = "strategy"
-NodeTable = Mapping[str, str]  # by party its role and its node
-_ROLES = ("label", "passive")
+REMEDY = "Install the same flower-vfl version at every party"
+_ADVICE = (
+    "every node names itself: any registered node could claim another party's name or "
+    "role. To bind them, check this table and give it as `nodes` (nodes.toml):\n%s"
+)
 
 
 @dataclass(frozen=True)
@@ -62,40 +63,30 @@ def strategy_defender(strategy: VerticalStrategy, label: PartyDescription) -> De
 
 
 def setup(
-    messenger: Messenger,
-    config: TrainingConfig,
-    rates: Mapping[str, float],
-    *,
-    threads: int = 0,
-    alignment: Alignment | None = None,
-    reuse: bool = False,
-    progress: bool | None = None,
-    nodes: NodeTable | None = None,
+    strategy: VerticalStrategy, messenger: Messenger, reuse: bool
 ) -> Participants:
     """Greet every node, align ids if asked to, and configure all parties."""
+    messenger.wait_for_nodes(strategy.parties)
+    config, rates, alignment = strategy.config(), strategy.rates, strategy.alignment
     key = secrets.token_bytes(32)
-    protected = bool(config.defended), bool(config.noise_seed)
-    begun = Greeting(config.seed, *protected)
+    begun = Greeting(config.seed, bool(config.defended), bool(config.noise_seed))
     messenger.set_groups(())  # until the parties are configured
-    greeting: dict[str, Value] = {**asdict(begun), "threads": threads, "key": key}
+    greeting: dict[str, Value] = {**asdict(begun), "threads": strategy.threads}
+    greeting["key"] = key
     if alignment:
         greeting["align"] = "reuse" if reuse else "anew"
     found = _greet(messenger, greeting)
-    check_nodes(nodes or {}, found, messenger.nodes, messenger.grid)
+    _check_nodes(strategy.nodes, found, messenger)
     label, passive = _assign_roles(found)
     if alignment:
         every = [label, *passive.values()]
-        ring = [each.name for each in every]
-        aligner = Aligner(messenger, alignment, ring, key, progress)
-        aligned = aligner.align(every, reuse)
+        aligner = Aligner(messenger, alignment, every, key, strategy.progress)
+        aligned = aligner.align(reuse)
         label, passive = aligned.pop(label.name), aligned
     _check_rows(label, passive)
-    unknown = set(rates) - {"*", label.name, *passive}
-    if unknown:
-        raise ConfigError(
-            f"a learning rate is set for {', '.join(sorted(unknown))}; the parties are "
-            f"{', '.join([label.name, *passive])}"
-        )
+    if unknown := set(rates) - {"*", label.name, *passive}:
+        given, known = ", ".join(sorted(unknown)), ", ".join([label.name, *passive])
+        raise ConfigError(f"a learning rate is set for {given}; parties are {known}")
     if config.leakage:
         Leakage.from_text(config.leakage).check_parties(passive)
     config = replace(config, parties={name: d.shape for name, d in passive.items()})
@@ -111,7 +102,7 @@ def setup(
     replies = messenger.ask(Verb.CONFIGURE, contents)
     sizes = {}
     for name, reply in replies.items():
-        with naming(name):
+        with at_party(name, REMEDY):
             sizes[name] = {split: reply.number(split) for split in SPLITS}
     for name, size in sizes.items():
         if size != sizes[label.name]:
@@ -153,16 +144,6 @@ def _form_groups(
     messenger.set_groups(grid.group_nodes())
 
 
-@contextmanager
-def naming(party: str) -> Iterator[None]:
-    """Name the party whose reply is malformed."""
-    try:
-        yield
-    except ConfigError as error:
-        remedy = "Run one version of flower-vfl at every party"
-        raise PartyError(party, str(error), remedy) from error
-
-
 def _greet(
     messenger: Messenger, greeting: Mapping[str, Value]
 ) -> list[PartyDescription]:
@@ -172,21 +153,18 @@ def _greet(
     nodes: dict[str, int] = {}
     descriptions, versions = [], {}
     for working_name, reply in replies.items():
-        with naming(working_name):
+        with at_party(working_name, REMEDY):
             if (spoken := reply.number("protocol")) != VERSION:
                 problem = f"speaks protocol version {spoken}, the server {VERSION}"
-                remedy = "Install the same flower-vfl everywhere"
-                raise PartyError(reply.text("name"), problem, remedy)
+                raise PartyError(reply.text("name"), problem, REMEDY)
             description = PartyDescription.from_record(reply.config)
             versions[description.name] = reply.text("versions")
-        if description.name == RESERVED:
-            problem = "has a name that the strategy keeps its own checkpoints under"
-            raise PartyError(description.name, problem, "Give it another name")
-        if description.name in nodes:
-            problem = "is the name of two parties"
-            remedy = "Give every node its own name in its node config"
-            raise PartyError(description.name, problem, remedy)
-        nodes[description.name] = messenger.nodes[working_name]
+        name, remedy = description.name, "Give every node its own name in its config"
+        if name == RESERVED:
+            raise PartyError(name, "has the name of the strategy's checkpoints", remedy)
+        if name in nodes:
+            raise PartyError(name, "is the name of two parties", remedy)
+        nodes[name] = messenger.nodes[working_name]
         descriptions.append(description)
     messenger.nodes = nodes
     if len(set(versions.values())) > 1:
@@ -204,22 +182,14 @@ def _assign_roles(
 
     labels = [d for d in descriptions if d.role == "label"]
     passive = sorted((d for d in descriptions if d.role == "passive"), key=natural)
-    if not labels:
-        raise ConfigError(
-            f"there is no label party among {', '.join(d.name for d in descriptions)}; "
-            'set role="label" in the config of the node that holds the labels'
-        )
-    if len(labels) > 1:
-        raise ConfigError(
-            f"there are {len(labels)} label parties: "
-            f"{', '.join(d.name for d in labels)}; exactly one node may have "
-            'role="label"'
-        )
+    if len(labels) != 1:
+        names = ", ".join(each.name for each in labels or descriptions)
+        found = f"are {len(labels)} label parties" if labels else "is no label party"
+        remedy = 'exactly one node, which holds the labels, must have role="label"'
+        raise ConfigError(f"there {found} among {names}; {remedy}")
     if not passive:
-        raise ConfigError(
-            f"the label party '{labels[0].name}' is alone; start at least one passive "
-            "party"
-        )
+        remedy = "start at least one passive party"
+        raise ConfigError(f"the label party '{labels[0].name}' is alone; {remedy}")
     return labels[0], {d.name: d for d in passive}
 
 
@@ -229,35 +199,31 @@ def _check_rows(
     for name, party in passive.items():
         if party.rows != label.rows:
             kind = "fewer" if party.rows < label.rows else "more"
-            problem = f"has {kind} ids than the label party '{label.name}'"
             rows = f"{party.rows} rows and not {label.rows}"
-            remedy = "All parties must hold the same samples: keep the common ids only"
-            raise PartyError(name, f"{problem}: {rows}", remedy)
+            problem = f"has {kind} ids than the label party '{label.name}': {rows}"
+            raise PartyError(name, problem, "Keep the common ids at all parties")
         for what, own, theirs in (
             ("ids", party.ids_digest, label.ids_digest),
             ("train/test split", party.split_digest, label.split_digest),
         ):
             known = bool(own) and bool(theirs)  # ids are optional, a split is shared
             if own != theirs and (known or what != "ids"):
-                raise PartyError(
-                    name,
-                    f"its {what} differ from those of the label party '{label.name}'",
-                    f"Give both the same {what} in the same order",
-                )
+                problem = f"its {what} differ from the label party '{label.name}'"
+                remedy = f"Give both the same {what} in the same order"
+                raise PartyError(name, problem, remedy)
 
 
 def check_sealed(defense: Defense, leakage: Leakage | None) -> None:
     """Refuse what needs a server that can read gradients or labels."""
     if defense.transforms and defense.at == "strategy":
         raise ConfigError(
-            "in a sealed run the server cannot change gradients: have the label party "
-            'apply the defense, Defense(..., at="label") (defense-at="label" in the '
-            "run config)"
+            "in a sealed run the server cannot change gradients: apply the defense at "
+            'the label party, with Defense(..., at="label") or defense-at="label"'
         )
     if leakage is not None and leakage.probes:
         raise ConfigError(
-            "passive parties measure layers and membership and report them to the "
-            "server: remove these, or measure them in a simulation without sealing"
+            "passive parties report leaks of layers and membership to the server: "
+            "remove these attacks, or simulate without sealing"
         )
 
 
@@ -268,63 +234,61 @@ def learning_rates(rate: float | Mapping[str, float] | None) -> dict[str, float]
     rates = dict(rate) if isinstance(rate, Mapping) else {"*": rate}
     for name, value in rates.items():
         if not value > 0.0:
-            raise ConfigError(
-                f"the learning rate of '{name}' must be positive: {value}"
-            )
+            raise ConfigError(f"learning rate of '{name}' must be positive: {value}")
     return rates
 
 
 def read_node_table(path: Path) -> dict[str, str]:
     """Return the table in a TOML file: ``bank = "label KEY"``, one line per party."""
     try:
-        found: dict[str, Any] = tomllib.loads(path.expanduser().read_text())
+        return check_table(tomllib.loads(path.expanduser().read_text()))
     except (OSError, ValueError) as error:
-        problem = f"the table of nodes '{path}' cannot be read ({error})"
-        raise ConfigError(problem) from None
-    check_table(found)
-    return found
+        raise ConfigError(f"cannot use the table of nodes '{path}': {error}") from None
 
 
-def check_table(table: Mapping[str, object]) -> None:
-    """Refuse a table with an entry that is not a role and a node."""
+def check_table(table: Mapping[str, str]) -> dict[str, str]:
+    """Return a table of nodes; refuse an entry that is not a role and a node."""
     for party, entry in table.items():
         role, _, node = str(entry).partition(" ")
-        if role not in _ROLES or not node.strip():
+        if role not in ("label", "passive") or not node.strip():
             raise ConfigError(
                 f"'{party} = {entry}' is not an entry of the table of nodes; write "
-                f'{party} = "label KEY" or {party} = "passive KEY", with the name or '
-                "the public key under which the SuperLink knows the node"
+                f'{party} = "label KEY" or {party} = "passive KEY", with the node\'s '
+                "name or public key at the SuperLink"
             )
+    return dict(table)
 
 
-def check_nodes(
-    table: NodeTable,
+def _check_nodes(
+    table: Mapping[str, str],
     descriptions: Iterable[PartyDescription],
-    nodes: Mapping[str, int],
-    grid: Grid,
+    messenger: Messenger,
 ) -> None:
     """Refuse a party whose node is another one, or plays another role, than agreed."""
     try:
-        known = {info.node_id: _names_of(info) for info in grid.get_nodes()}
+        known = {info.node_id: _names_of(info) for info in messenger.grid.get_nodes()}
     except NotImplementedError:  # a grid that knows nothing but numbers
         known = {}
-    names = {each.name: known.get(nodes[each.name], []) for each in descriptions}
+    names = {d.name: known.get(messenger.nodes[d.name], []) for d in descriptions}
     if not table:
         if any(names.values()):
-            _advise(descriptions, names)
+            lines = [
+                f'{d.name} = "{d.role} {["?", *names[d.name]][-1]}"'
+                for d in descriptions
+            ]
+            log(WARNING, _ADVICE, "\n".join(lines))
         return
     for each in descriptions:
+        problem = ""
+        role, _, node = table.get(each.name, "").partition(" ")
         if each.name not in table:
-            problem = "is not in the table of nodes"
-            remedy = f"Known are {', '.join(table)}; add it, or stop that node"
-            raise PartyError(each.name, problem, remedy)
-        role, _, node = table[each.name].partition(" ")
-        if each.role != role:
+            problem = f"is not in the table of nodes: {', '.join(table)}"
+        elif each.role != role:
             problem = f"says that it is a {each.role} party; the table says {role}"
-            raise PartyError(each.name, problem, "Correct that node, or the table")
-        if node.strip() not in names[each.name]:
+        elif node.strip() not in names[each.name]:
             claimed = ", ".join(names[each.name]) or "a node without name and key"
             problem = f"is claimed by another node than '{node.strip()}': {claimed}"
+        if problem:
             raise PartyError(each.name, problem, "Stop that node, or correct the table")
 
 
@@ -332,18 +296,3 @@ def _names_of(info: NodeInfo) -> list[str]:
     """Return the registered name and the public key of a node, if it has them."""
     key = base64.b64encode(info.public_key).decode()
     return [each for each in (info.name, key) if each]
-
-
-def _advise(
-    descriptions: Iterable[PartyDescription], names: Mapping[str, list[str]]
-) -> None:
-    lines = [
-        f'{d.name} = "{d.role} {(names[d.name] or ["?"])[-1]}"' for d in descriptions
-    ]
-    log(
-        WARNING,
-        "every node names itself: any registered node could claim another party's name "
-        "or role. To bind them, check this table, save it as nodes.toml and give it as "
-        "`nodes`:\n%s",
-        "\n".join(lines),
-    )

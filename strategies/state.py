@@ -47,49 +47,35 @@ _LEAKS = {
 
 @dataclass
 class RunState:
-    """Where a run is and what it has measured; kept with every checkpoint.
-
-    `steps` has the metrics and the number of rows of each step of the current epoch,
-    `first` is where the records of that epoch begin, `probed` is what passive parties
-    measured. `train` has metrics by epoch, `evaluate` by epoch and split, `server` what
-    ``evaluate_fn`` returned; `best`, `best_tag` (of the checkpoint with the best
-    weights) and `stale` belong to early stopping. `label_losses` has what each loss of
-    private labels reached on validation rows. `sum_kl` has Marvell's divergences by
-    party, added up over the epochs, and `label_privacy` what holds because of them.
-    """
+    """Where a run is and what it has measured; kept with every checkpoint."""
 
     step: int = 0
+    # Of the current epoch: metrics and rows of each step, rows by step, costs.
     steps: list[tuple[dict[str, float], float]] = field(default_factory=list)
     seconds: float = 0.0
     defense_seconds: float = 0.0
     traffic: int = 0
     rows: dict[int, float] = field(default_factory=dict)
     records: Records = field(default_factory=Records)
-    probed: Records = field(default_factory=Records)
-    first: int = 0
-    train: dict[int, dict[str, float]] = field(default_factory=dict)
+    probed: Records = field(default_factory=Records)  # by passive parties
+    first: int = 0  # record of the current epoch
+    train: dict[int, dict[str, float]] = field(default_factory=dict)  # by epoch
     evaluate: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
-    server: dict[int, dict[str, Any]] = field(default_factory=dict)
+    server: dict[int, dict[str, Any]] = field(default_factory=dict)  # of evaluate_fn
     best: float | None = None
     best_tag: str = ""
     stale: int = 0
     stopped: bool = False
     reason: str = ""
     label_losses: dict[str, float] = field(default_factory=dict)
-    sum_kl: dict[str, float] = field(default_factory=dict)
+    sum_kl: dict[str, float] = field(default_factory=dict)  # of Marvell, by party
     label_privacy: dict[str, Any] = field(default_factory=lambda: asdict(_NOTHING))
 
-    def close_epoch(
-        self, epoch: int, label: Guarantee = _NOTHING, parties: Iterable[str] = ()
-    ) -> None:
+    def close_epoch(self, epoch: int, label: Guarantee, parties: Iterable[str]) -> None:
         """Average over the steps of an epoch, add up what they tell, begin the next."""
         sums: dict[str, float] = {}
         rows: dict[str, float] = {}
-        named = [
-            (name, value, size)
-            for metrics, size in self.steps
-            for name, value in metrics.items()
-        ]
+        named = [(name, m[name], size) for m, size in self.steps for name in m]
         names: dict[Kind, str] = {}
         for kind, step, value in self.records.rows(self.first):
             if step in self.rows:
@@ -99,20 +85,17 @@ class RunState:
         for name, value, size in named:
             sums[name] = sums.get(name, 0.0) + value * size
             rows[name] = rows.get(name, 0.0) + size
-        averages = {name: total / rows[name] for name, total in sums.items()}
-        cost: dict[str, float] = {
-            "seconds": self.seconds,
-            "steps": len(self.steps),
-            "bytes": self.traffic,
-        }
+        metrics = {name: total / rows[name] for name, total in sums.items()}
+        metrics |= {"seconds": self.seconds, "steps": len(self.steps)}
+        metrics["bytes"] = self.traffic
         if self.defense_seconds:
-            cost["defense_seconds"] = self.defense_seconds
+            metrics["defense_seconds"] = self.defense_seconds
         self._add_divergences(parties)
         found = guarantee_of_run(label, self.sum_kl)
         self.label_privacy = asdict(found)
         if found.mechanism != NONE or found.others:
-            cost[RUN_AUC_BOUND] = found.auc_bound
-        self.train[epoch] = {**averages, **cost}
+            metrics[RUN_AUC_BOUND] = found.auc_bound
+        self.train[epoch] = metrics
         self.steps, self.rows, self.first = [], {}, len(self.records)
         self.seconds, self.traffic, self.defense_seconds = 0.0, 0, 0.0
 
@@ -191,17 +174,11 @@ class VerticalResult(Result):
     def predict(self, rows: str | Mapping[str, Features] = "test") -> NDArray[Any]:
         """Return predictions of the trained model, after :func:`flower_vfl.fit`.
 
-        Parameters
-        ----------
-        rows : str | Mapping[str, Features] (default: "test")
-            ``"train"``, ``"valid"`` or ``"test"``, or new rows: the features of each
-            party that has some, by its name.
+        Of ``"train"``, ``"valid"`` or ``"test"``, or of new rows: features by party.
         """
         if self.predictor is None:
-            raise ConfigError(
-                "only the result of flower_vfl.fit predicts; call predict of the "
-                "strategy while its grid is open"
-            )
+            remedy = "call predict of the strategy while its grid is open"
+            raise ConfigError(f"only the result of flower_vfl.fit predicts; {remedy}")
         return self.predictor(rows)
 
     @property
@@ -222,10 +199,9 @@ class VerticalResult(Result):
 
     @property
     def leaks(self) -> pd.DataFrame:
-        """What each attack found about each party, 0.5 (ρ: 0) where nothing leaks.
+        """What each attack (columns) found about each party, 0.5 (ρ: 0) for nothing.
 
-        It is the mean leak AUC a over all batches, or 1 − a if that is larger; for a
-        regression the mean of |ρ|. One row for each party, one column for each attack.
+        The mean leak AUC a over all batches, or 1 − a if larger, or the mean |ρ|.
         """
         found = mean_leaks(self.table(), self.task == "regression")
         found = found[~found["random"] & (found["layer"] == "")]
@@ -253,8 +229,8 @@ class VerticalResult(Result):
 
     def _repr_html_(self) -> str:
         """Show the result in a notebook: metrics by epoch, leaks, the guarantee."""
-        values = self.task == "regression"
-        what, nothing = ("|ρ|", "0") if values else ("leak AUC", "0.5")
+        what = "|ρ|" if self.task == "regression" else "leak AUC"
+        nothing = "0" if self.task == "regression" else "0.5"
         about = f"Mean {what} over all batches ({nothing}: nothing leaks)"
         html = []
         for title, table in (("Metrics by epoch", self.history), (about, self.leaks)):
@@ -276,47 +252,42 @@ class VerticalResult(Result):
         ``flipped_`` in front, and ``batches``. An attack on a layer of a bottom model
         is called ``attack@layer``, the random gradients of a party ``party/random``.
         """
-        found: Summary = {}
         kinds = [(LEAK, "", ""), (FLIPPED, "flipped_", "")]
         kinds += [(f"{metric}_random", mark, "/random") for metric, mark, _ in kinds]
-        for metric, mark, about in kinds:
-            for (party, attack), values in self._series(metric).items():
-                entry = found.setdefault(f"{party}{about}", {}).setdefault(attack, {})
-                entry |= {f"{mark}{k}": v for k, v in summarise(values).items()}
-                entry["batches"] = len(values)
-        return found
+        return self._summary(*kinds)
 
     def membership(self) -> Summary:
         """Return how well synthetic rows were told from real ones, by party and attack.
 
         ``spectral`` is what the party could tell from its gradients about the label
         party's rows, ``embedding`` what the label party could tell about the party's;
-        the same with ``_sides`` for the attack that looks at sides of the mean. Keys
-        are ``mean``, ``last``, ``max`` and ``q95`` over the batches, and ``batches``.
+        ``_sides`` marks the attack on sides of the mean. Keys are as in `leakage`.
         """
-        found: Summary = {}
-        for (party, attack), values in self._series(MEMBERSHIP).items():
-            numbers = {**summarise(values), "batches": len(values)}
-            found.setdefault(party, {})[attack] = numbers
-        return found
+        return self._summary((MEMBERSHIP, "", ""))
 
-    def _series(self, metric: str) -> dict[tuple[str, str], list[float]]:
-        """Return the values of a metric by party and attack, step by step."""
-        series: dict[tuple[str, str], list[float]] = {}
-        for each in self.records:
-            if each.metric == metric:
-                layer = f"@{each.layer}" if each.layer else ""
-                key = each.party, f"{each.attack}{layer}"
-                series.setdefault(key, []).append(each.value)
-        return series
+    def _summary(self, *kinds: tuple[str, str, str]) -> Summary:
+        """Summarise metrics, each with a prefix of keys and a suffix of parties."""
+        found: Summary = {}
+        for metric, mark, about in kinds:
+            series: dict[tuple[str, str], list[float]] = {}
+            for each in self.records:
+                if each.metric == metric:
+                    layer = f"@{each.layer}" if each.layer else ""
+                    key = each.party, f"{each.attack}{layer}"
+                    series.setdefault(key, []).append(each.value)
+            for (party, attack), values in series.items():
+                entry = found.setdefault(f"{party}{about}", {}).setdefault(attack, {})
+                entry |= {f"{mark}{k}": v for k, v in summarise(values).items()}
+                entry["batches"] = len(values)
+        return found
 
     @classmethod
     def of(cls, state: RunState, task: str) -> VerticalResult:
         """Return the result of a run."""
         result = cls(records=[*state.records, *state.probed], task=task)
         result.evaluations, result.stopped = state.evaluate, state.reason
-        result.label_privacy = state.label_privacy
-        result.label_losses = state.label_losses
+        privacy, losses = state.label_privacy, state.label_losses
+        result.label_privacy, result.label_losses = privacy, losses
         for epoch, metrics in state.train.items():
             result.train_metrics_clientapp[epoch] = MetricRecord(dict(metrics))
         for epoch, found in state.server.items():
@@ -337,8 +308,7 @@ def mean_leaks(
 ) -> pd.DataFrame:
     """Return the leak of every attack on every party, 0.5 (ρ: 0) where nothing leaks.
 
-    Records of several runs have a column `run`, and `regression` says which of them
-    have values for labels. Columns are as in ``run_metrics.leaks``.
+    Records of several runs have a column `run`; `regression` says which are ones.
     """
     found = records[records["metric"].isin(_LEAKS)]
     last = found.groupby([*run, "attack"])["step"].transform("max")

@@ -1,8 +1,4 @@
-"""Training metrics in TensorBoard and MLflow during a run.
-
-A tracker that fails is removed with a warning: a full disk of a tracking server must
-not end a run.
-"""
+"""Training metrics in TensorBoard and MLflow during a run."""
 
 from __future__ import annotations
 
@@ -27,9 +23,9 @@ if TYPE_CHECKING:
     from .training import Training
     from .vertical import VerticalStrategy
 
-_NOT_IN_MLFLOW = re.compile(r"[^\w\-. /:]")
-_LONGEST_VALUE = 6000  # characters of a parameter that MLflow keeps
-_BATCH = 1000  # metrics that MLflow takes at once
+# What MLflow takes: characters of names and of a value, metrics and parameters at once.
+_NOT_IN_MLFLOW, _LONGEST_VALUE = re.compile(r"[^\w\-. /:]"), 6000
+_METRICS, _PARAMETERS = 1000, 100
 
 
 class Tracker(Protocol):
@@ -46,8 +42,6 @@ class Tracker(Protocol):
     ...     def end(self, reason): ...
     >>> tracker: Tracker = Printer()
     >>> strategy = VerticalStrategy(trackers=[tracker])
-    >>> tracker.epoch(1, 20, {"loss": 0.5})
-    epoch 1: loss 0.50
     """
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
@@ -68,45 +62,34 @@ class TensorBoard:
 
     Parameters
     ----------
-    folder : str (default: "")
-        Folder of the event files; required. Show them with
-        ``tensorboard --logdir FOLDER``.
+    folder : str
+        Folder of the event files; show them with ``tensorboard --logdir FOLDER``.
 
     Examples
     --------
-    >>> from tempfile import mkdtemp
-    >>> from flower_vfl.strategies import TensorBoard
-    >>> tracker = TensorBoard(mkdtemp())
-    >>> tracker.begin({"batch_size": 64}, step=0)
-    >>> tracker.step(1, {"loss": 0.7})
-    >>> tracker.end("")
-    >>> len(list(tracker.folder.iterdir()))
-    1
+    >>> from flower_vfl.strategies import TensorBoard, VerticalStrategy
+    >>> strategy = VerticalStrategy(trackers=[TensorBoard("runs/board")])
     """
 
     def __init__(self, folder: str = "") -> None:
         if not folder:
-            raise ConfigError(
-                "a folder is needed for TensorBoard's files: set "
-                "tensorboard:folder=PATH, or give the run an --out folder"
-            )
+            remedy = "set tensorboard:folder=PATH, or give the run an --out folder"
+            raise ConfigError(f"a folder is needed for TensorBoard's files: {remedy}")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError(
-                "TensorBoard is not installed: pip install 'flower-vfl[track]'"
-            ) from error
-        self.folder = Path(folder)
-        self._make: type[SummaryWriter] = SummaryWriter
+            remedy = "pip install 'flower-vfl[track]'"
+            raise ConfigError(f"TensorBoard is not installed: {remedy}") from error
+        self.folder, self._make = Path(folder), SummaryWriter
         self._writer: SummaryWriter | None = None
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
         """Open an event file and hide later steps of an earlier run."""
         purge = step + 1 if step else None
         self._writer = self._make(str(self.folder), purge_step=purge)
-        rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in settings.items()]
-        table = "\n".join(["| setting | value |", "|---|---|", *rows])
-        self._writer.add_text("settings", table, step)
+        cells = {"setting": "value", "---": "---", **settings}.items()
+        rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in cells]
+        self._writer.add_text("settings", "\n".join(rows), step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step under ``step/``."""
@@ -132,8 +115,8 @@ class TensorBoard:
 class Mlflow:
     """Log to MLflow; needs the package ``mlflow`` or ``mlflow-skinny``.
 
-    Metrics of steps are sent at the end of every epoch. Characters that MLflow does not
-    allow in names, such as ``+`` and ``@``, become ``-``.
+    Metrics are sent after every epoch. Characters that MLflow does not allow in names,
+    such as ``+`` and ``@``, become ``-``.
 
     Parameters
     ----------
@@ -157,13 +140,10 @@ class Mlflow:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise ConfigError(
-                "MLflow is not installed: pip install mlflow-skinny, or mlflow"
-            ) from error
+            remedy = "pip install mlflow-skinny, or mlflow"
+            raise ConfigError(f"MLflow is not installed: {remedy}") from error
         self._client = MlflowClient(uri or None)
-        self.experiment = experiment
-        self.name = name
-        self.run_id = ""
+        self.experiment, self.name, self.run_id = experiment, name, ""
         self._waiting: list[Metric] = []
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
@@ -174,11 +154,11 @@ class Mlflow:
         number = found.experiment_id if found else None
         number = number or self._client.create_experiment(self.experiment)
         name = self.name or _run_name(settings)
-        run = self._client.create_run(number, run_name=name)
-        self.run_id = run.info.run_id
+        self.run_id = self._client.create_run(number, run_name=name).info.run_id
         params = [Param(k, str(v)[:_LONGEST_VALUE]) for k, v in settings.items()]
-        for start in range(0, len(params), 100):
-            self._client.log_batch(self.run_id, params=params[start : start + 100])
+        for start in range(0, len(params), _PARAMETERS):
+            part = params[start : start + _PARAMETERS]
+            self._client.log_batch(self.run_id, params=part)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Collect the metrics of a step until the end of the epoch."""
@@ -198,7 +178,7 @@ class Mlflow:
 
     def _send(self) -> None:
         while self._waiting:
-            part, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            part, self._waiting = self._waiting[:_METRICS], self._waiting[_METRICS:]
             self._client.log_batch(self.run_id, metrics=part)
 
     def end(self, reason: str) -> None:
@@ -209,10 +189,8 @@ class Mlflow:
         self._client.set_terminated(self.run_id)
 
 
-TRACKERS: dict[str, Callable[..., Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": Mlflow,
-}
+TRACKERS: dict[str, Callable[..., Tracker]]
+TRACKERS = {"tensorboard": TensorBoard, "mlflow": Mlflow}
 
 
 def build_tracker(spec: str) -> Tracker:
@@ -233,7 +211,7 @@ def build_tracker(spec: str) -> Tracker:
 
 
 class Trackers:
-    """Several trackers; one that fails is removed."""
+    """Several trackers; one that fails is removed, so that it does not end a run."""
 
     def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self._trackers = list(trackers)
@@ -241,40 +219,29 @@ class Trackers:
     @contextmanager
     def telling(self, training: Training) -> Iterator[None]:
         """Start all trackers before a run and end them after it."""
-        step, settings = training.state.step, settings_of(training.strategy)
-        self._each(lambda tracker: tracker.begin(settings, step))
+        self.tell("begin", _settings_of(training.strategy), training.state.step)
         reason = "an error or an interruption"
         try:
             yield
             reason = training.state.reason
         finally:
-            self._each(lambda tracker: tracker.end(reason))
+            self.tell("end", reason)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass the metrics of a step to all trackers."""
-        self._each(lambda tracker: tracker.step(step, metrics))
-
-    def epoch(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass the metrics of an epoch to all trackers."""
-        self._each(lambda tracker: tracker.epoch(epoch, step, metrics))
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def tell(self, method: str, *given: object) -> None:
+        """Call a method of all trackers."""
         for tracker in list(self._trackers):
             try:
-                call(tracker)
+                getattr(tracker, method)(*given)
             except Exception as error:
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
                 log(WARNING, "%s failed and receives no more metrics: %s", name, error)
 
 
-def settings_of(strategy: VerticalStrategy) -> dict[str, str]:
+def _settings_of(strategy: VerticalStrategy) -> dict[str, str]:
     """Return the settings of a strategy as text."""
-    known = {
-        name: value
-        for name, value in vars(strategy).items()
-        if not name.startswith("_") and name not in ("defense", "trackers", "notes")
-    }
+    left_out = ("_training", "defense", "trackers", "notes")
+    known = {k: v for k, v in vars(strategy).items() if k not in left_out}
     known |= {"defense": strategy.defense.name, **strategy.notes}
     return {name: str(value) for name, value in known.items()}
 

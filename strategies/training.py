@@ -17,6 +17,7 @@ from flower_vfl.errors import (
     PartyError,
     PartyRestartedError,
     VerticalError,
+    at_party,
 )
 from flower_vfl.leakage.monitor import LIMIT
 from flower_vfl.parties.checkpoints import FINAL, DamagedError, step_tag
@@ -40,14 +41,12 @@ from .evaluation import evaluate, evaluate_epoch
 from .messenger import Messenger
 from .pipeline import Pipeline
 from .progress import TrainingProgress
-from .setup import Participants, naming, strategy_defender
+from .setup import REMEDY, Participants, setup, strategy_defender
 from .state import EvaluateFunction, RunState, interruptible
 from .tracking import Trackers
 
 if TYPE_CHECKING:
     from .vertical import VerticalStrategy
-
-_REMEDY = "Run one version of flower-vfl at every party"
 
 
 class Training:
@@ -60,10 +59,8 @@ class Training:
         participants: Participants,
         epochs: int,
     ) -> None:
-        self.strategy = strategy
-        self.messenger = messenger
-        self.participants = participants
-        self.epochs = epochs
+        self.strategy, self.messenger = strategy, messenger
+        self.participants, self.epochs = participants, epochs
         self.state = RunState()
         self.evaluate_fn: EvaluateFunction | None = None
         leakage, rows = strategy.leakage, participants.sizes["train"]
@@ -153,7 +150,7 @@ class Training:
         missing = self.participants.passive.keys() - known
         if missing or "rows" not in reply.metrics:
             problem = f"its reply lacks its rows or gradients of {sorted(missing)}"
-            raise PartyError(label, problem, _REMEDY, step)
+            raise PartyError(label, problem, REMEDY, step)
         if self._shows_labels:
             found = reply.arrays
             reply.arrays = {
@@ -187,7 +184,7 @@ class Training:
             state.records += measured
         if self.strategy.trackers:
             found = {each.name: each.value for each in measured}
-            self.trackers.step(step, {**reply.metrics, **found})
+            self.trackers.tell("step", step, {**reply.metrics, **found})
         state.seconds += time.perf_counter() - started
         state.traffic += self.messenger.traffic - traffic
         leaking: list[str] = []
@@ -214,12 +211,7 @@ class Training:
         self.gradient_step, self._labels = 0, None
         config = {**self._probe, **fields.pop("config", {})}
         return {
-            name: Content(
-                dict(config),
-                arrays.get(name, {}),
-                labels=labels,
-                **fields,
-            )
+            name: Content(dict(config), arrays.get(name, {}), labels=labels, **fields)
             for name in self.participants.passive
         }
 
@@ -234,7 +226,7 @@ class Training:
             if name in reply.arrays:
                 embeddings[name] = reply.arrays[name]
             elif step is not None:
-                raise PartyError(name, "its reply has no embedding", _REMEDY, step)
+                raise PartyError(name, "its reply has no embedding", REMEDY, step)
         return embeddings
 
     def question(
@@ -262,10 +254,10 @@ class Training:
         ended = index + 1 == self.steps
         if leaking and not ended:  # kept as it is, so that a resumed epoch is whole
             self.checkpoint(step_tag(self.state.step))
-        with naming(self.participants.label.name):
+        with at_party(self.participants.label.name, REMEDY):
             label = Guarantee.from_text(self.participants.label.privacy)
         self.state.close_epoch(epoch, label, self.participants.passive)
-        self.trackers.epoch(epoch, self.state.step, self.state.train[epoch])
+        self.trackers.tell("epoch", epoch, self.state.step, self.state.train[epoch])
         every, saved = self.strategy.evaluate_every, self.strategy.checkpoints.every
         last = bool(leaking) or epoch == self.epochs
         if every and (last or epoch % every == 0):
@@ -273,11 +265,9 @@ class Training:
         if ended and (leaking or (saved and self.state.step % saved == 0)):
             self.checkpoint(step_tag(self.state.step))
         if leaking:  # not before a checkpoint: a resumed run goes on
-            parties = ", ".join(leaking)
-            self.state.reason = f"the leak limit was exceeded for {parties}"
-            advice = self._checkpoints.advice()
-            log(WARNING, "stopped: %s. %s", self.state.reason, advice)
-            self.state.stopped = True
+            reason = f"the leak limit was exceeded for {', '.join(leaking)}"
+            log(WARNING, "stopped: %s. %s", reason, self._checkpoints.advice())
+            self.state.stopped, self.state.reason = True, reason
 
     def checkpoint(self, tag: str) -> None:
         """Have every party write its part of a checkpoint; commit it with our own."""
@@ -287,20 +277,18 @@ class Training:
         replies |= self.messenger.ask(Verb.CHECKPOINT, request, self.state.step)
         digests = {}
         for name, reply in replies.items():
-            with naming(name):
+            with at_party(name, REMEDY):
                 digests[name] = reply.text("digest")
         run, defender = self.state.state_dict(), self.defender.state_dict()
         self._checkpoints.commit(tag, {"run": run, "defender": defender}, digests)
 
     def restore(self, tag: str, loss: str = "") -> None:
-        """Bring every party, and this run, back to a checkpoint that all have.
-
-        The label party goes on with another `loss` of private labels, if one is named.
-        """
-        everyone = [self.participants.label.name, *self.participants.passive]
+        """Bring all back to a checkpoint; `loss` is another one for private labels."""
+        label = self.participants.label.name
+        everyone = [label, *self.participants.passive]
         part, contents = self._checkpoints.load(tag, everyone)
         if loss:
-            contents[self.participants.label.name].config["loss"] = loss
+            contents[label].config["loss"] = loss
         replies = self.messenger.ask(Verb.RESTORE, contents)
         self._checkpoints.adopt(tag, part, replies)
         self._gradients, self._clean = {}, {}
@@ -312,18 +300,13 @@ class Training:
 
     def resume(self) -> None:
         """Go back to the newest step of which every party has an undamaged part."""
-        self._go_back()
-
-    def _go_back(self) -> None:
         problems = ""
         for step in self._checkpoints.steps():
             try:
                 self.restore(step_tag(step))
             except DamagedError as error:
                 problems += f". {error}"
-                log(
-                    WARNING, "the checkpoint of step %d cannot be used: %s", step, error
-                )
+                log(WARNING, "checkpoint of step %d cannot be used: %s", step, error)
             else:
                 log(INFO, "resumed after step %d", step)
                 return
@@ -338,9 +321,9 @@ class Training:
         self._rewinds.count(error, self.state.step)
         log(WARNING, "%s", error)
         self.messenger.drop()
-        self.participants = self.strategy.setup(self.messenger, reuse=True)
+        self.participants = setup(self.strategy, self.messenger, reuse=True)
         try:
-            self._go_back()
+            self.resume()
         except ConfigError as no_checkpoint:
             raise error from no_checkpoint
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from logging import INFO
 from typing import Any, NoReturn
 
@@ -19,14 +18,14 @@ from flower_vfl.parties.aggregation import AGGREGATIONS
 from flower_vfl.parties.local_updates import LocalUpdates
 from flower_vfl.protocol.codecs import Compression
 from flower_vfl.protocol.config import TrainingConfig
-from flower_vfl.protocol.messages import to_tensor
+from flower_vfl.protocol.messages import Verb, to_tensor
 from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 
 from .alignment import Alignment
 from .checkpoints import Checkpoints
-from .evaluation import EarlyStopping, choose_label_loss, predict, serve
+from .evaluation import EarlyStopping, ask_about, choose_label_loss, serve
 from .messenger import Messenger
-from .setup import Participants, check_sealed, check_table, learning_rates, setup
+from .setup import check_sealed, check_table, learning_rates, setup
 from .state import EvaluateFunction, VerticalResult
 from .tracking import Tracker
 from .training import Training
@@ -55,53 +54,46 @@ class VerticalStrategy(Strategy):
     early_stopping : EarlyStopping | None (default: None)
         Stop when the validation rows no longer improve.
     defense : Defense | str | GradientTransform | Sequence[GradientTransform]
-        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"``, or
-        ``Defense("marvell:s=4", at="label")``; nothing by default.
+        What is done to every gradient before it leaves, e.g. ``"marvell:s=4"`` or
+        ``Defense("marvell:s=4", at="label")``.
     leakage : Leakage | None (default: None)
-        Attacks on every gradient that leaves, measured where the defense runs, or at
-        the label party where there is none; and a limit on what they may find.
+        Attacks on every gradient that leaves, run where the defense runs or at the
+        label party, and a limit on what they may find.
     compression : Compression | str (default: "")
-        Codecs of embeddings and gradients: ``"int8"`` for both, or one for each, as in
-        ``Compression(embeddings="int8", gradients="topk:keep=0.1")``; float32 by
-        default. See :class:`flower_vfl.strategies.Compression`.
+        Codec of embeddings and gradients, such as ``"int8"``, or a
+        :class:`flower_vfl.strategies.Compression` with one for each.
     local_steps : int | LocalUpdates (default: 1)
         Updates of every party for each exchanged batch; all but the first use cached
-        embeddings and gradients. :class:`flower_vfl.strategies.LocalUpdates` also sets
-        the cache and the threshold.
+        embeddings and gradients (:class:`flower_vfl.strategies.LocalUpdates`).
     alignment : Alignment | str (default: "none")
         How the parties' ids are aligned before training: ``"psu"``, ``"psi"``,
         ``"none"``, or ``Alignment("psu", padding=100)``.
     pipeline : int (default: 0)
-        Batches of the same epoch that the passive parties embed ahead of the gradients
-        that they have, so that a step need not wait for two round trips. The embedding
-        of step s is computed from the weights after step s - 1 - `pipeline`, with a
-        prediction of the updates that are missing; 0 trains exactly.
+        Batches of the same epoch that the passive parties embed ahead, so that a step
+        need not wait for two round trips: with the weights of step s - 1 - `pipeline`
+        and a prediction of the missing updates. 0 trains exactly.
     sealed : bool (default: False)
-        Whether embeddings and gradients are encrypted between the passive parties and
-        the label party, so that the server relays what it cannot read. Needs pinned
-        keys at the parties, and a defense that runs at the label party.
+        Whether embeddings and gradients are encrypted between the parties, so that the
+        server cannot read them. Needs pinned keys, and a defense at the label party.
     checkpoints : Checkpoints (default: Checkpoints())
         When and where the run is saved.
     parties : int | None (default: None)
         Number of parties to wait for, the label party included.
     nodes : Mapping[str, str] | None (default: None)
-        Which registered node may be which party, in a deployment: for every party its
-        role and the name or the public key under which the SuperLink knows its node,
-        as in ``{"bank": "label bank-node", "shop": "passive shop-node"}``. Without it
-        every node names itself.
+        Role and node of every party in a deployment, by the node's name or public key
+        at the SuperLink: ``{"bank": "label bank-node", "shop": "passive shop-node"}``.
+        Without it every node names itself.
     retries : int (default: 1)
         How often a request without a reply is sent again.
     threads : int (default: 0)
-        Number of torch threads of every party; 0 leaves it alone. Floating-point sums
-        depend on it: runs on different engines are equal to the last bit only if it is
-        the same.
+        Number of torch threads of every party, on which floating-point sums depend;
+        0 leaves it alone.
     evaluation_rows : int (default: 8192)
         Rows that travel in one message of an evaluation.
     progress : bool | None (default: None)
         Whether a progress bar is shown; None shows it on a terminal.
     trackers : Iterable[Tracker] (default: ())
-        Where metrics go while the run is going on, such as
-        :class:`flower_vfl.strategies.TensorBoard`.
+        Where metrics go during the run: :class:`flower_vfl.strategies.TensorBoard`.
     notes : Mapping[str, Any] | None (default: None)
         What trackers show beside these settings, such as the name of the data.
 
@@ -152,50 +144,33 @@ class VerticalStrategy(Strategy):
     ) -> None:
         if aggregation is not None and aggregation not in AGGREGATIONS:
             raise unknown_name("aggregation", aggregation, AGGREGATIONS)
-        numbers = {
-            "batch_size": batch_size,
-            "evaluate_every": evaluate_every,
-            "retries": retries,
-            "threads": threads,
-            "evaluation_rows": evaluation_rows,
-            "pipeline": pipeline,
-        }
-        for name, number in numbers.items():
-            if number < 0:
-                raise ConfigError(f"{name} must not be negative, got {number}")
         if early_stopping is not None and not evaluate_every:
             raise ConfigError("early stopping needs evaluations: set evaluate_every")
-        self.batch_size = batch_size
-        self.seed = seed
-        self.aggregation = aggregation
+        self.batch_size, self.seed, self.aggregation = batch_size, seed, aggregation
         self.rates = learning_rates(learning_rate)
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
-        self.evaluate_every = evaluate_every
-        self.early_stopping = early_stopping
+        self.evaluate_every, self.early_stopping = evaluate_every, early_stopping
         self.defense = defense if isinstance(defense, Defense) else Defense(defense)
         self.leakage = leakage
         if isinstance(compression, str):
             compression = Compression(compression, compression)
-        self.compression = compression
         if isinstance(local_steps, int):
             local_steps = LocalUpdates(local_steps)
-        self.local_updates = local_steps
+        self.compression, self.local_updates = compression, local_steps
         if isinstance(alignment, str):
             alignment = Alignment(alignment)
-        self.alignment = alignment
-        self.pipeline, self.sealed = pipeline, sealed
+        self.alignment, self.pipeline, self.sealed = alignment, pipeline, sealed
         if sealed:
             check_sealed(self.defense, leakage)
         self.checkpoints = checkpoints or Checkpoints()
-        self.parties = parties
-        self.nodes = dict(nodes or {})
-        check_table(self.nodes)
-        self.retries = retries
-        self.threads = threads
-        self.evaluation_rows = evaluation_rows
-        self.progress = progress
-        self.trackers = list(trackers)
-        self.notes = dict(notes or {})
+        self.parties, self.nodes = parties, check_table(nodes or {})
+        self.retries, self.threads = retries, threads
+        self.evaluation_rows, self.progress = evaluation_rows, progress
+        self.trackers, self.notes = list(trackers), dict(notes or {})
+        sizes = ("batch_size", "evaluate_every", "evaluation_rows")
+        for name in (*sizes, "retries", "threads", "pipeline"):
+            if (number := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must not be negative, got {number}")
 
     def summary(self) -> None:
         """Log the settings."""
@@ -224,62 +199,36 @@ class VerticalStrategy(Strategy):
         *,
         resume: bool = False,
     ) -> VerticalResult:
-        """Train, and return what was measured.
+        """Train for `num_rounds` epochs, and return what was measured.
 
+        The nodes of `grid` run a ``vertical_client_app`` and answer within `timeout`
+        seconds. `evaluate_fn` is called after each evaluated epoch with its number and
+        no arrays. `resume` continues from the newest checkpoint that every party has.
         Started again on the same grid, training goes on from the weights that it
-        reached; make a new grid to begin anew.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any Flower grid whose nodes run a ``vertical_client_app``.
-        initial_arrays : ArrayRecord | None (default: None)
-            Must be None or empty: models stay with the parties that own them.
-        num_rounds : int (default: 3)
-            Number of epochs.
-        timeout : float (default: 3600)
-            Seconds to wait for a party's reply.
-        train_config, evaluate_config : ConfigRecord | None (default: None)
-            Must be None or empty: parties are configured by this strategy.
-        evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
-            Called after each evaluated epoch, with its number and no arrays.
-        resume : bool (default: False)
-            Continue from the newest checkpoint that every party has.
-
-        Returns
-        -------
-        VerticalResult
-            Flower's result: training and evaluation metrics by epoch. Its arrays are
-            empty, because no model leaves its party. What defenses and attacks report
-            about each party at each step is in ``records``.
+        reached. The other arguments, and the arrays of the result, are empty: models
+        stay with their parties, which this strategy configures.
         """
-        unused = {
-            "initial_arrays": initial_arrays,
-            "train_config": train_config,
-            "evaluate_config": evaluate_config,
-        }
-        for name, value in unused.items():
-            if value:
-                raise ConfigError(
-                    f"{name} is not used in vertical training: parties keep their own "
-                    "models, and settings are arguments of VerticalStrategy"
-                )
+        if initial_arrays or train_config or evaluate_config:
+            raise ConfigError(
+                "leave initial_arrays, train_config and evaluate_config empty: parties "
+                "keep their models, and settings are arguments of VerticalStrategy"
+            )
         if num_rounds < 1:
             raise ConfigError(f"num_rounds must be at least 1, got {num_rounds}")
         log(INFO, "Starting %s:", type(self).__name__)
         self.summary()
         started = time.time()
         training = self.connect(grid, num_rounds, timeout, resume=resume)
+        label = training.participants.label
         if not training.participants.sizes["train"]:
             remedy = "Make the held-out parts smaller"
-            label = training.participants.label.name
-            raise PartyError(label, "has no training rows", remedy)
+            raise PartyError(label.name, "has no training rows", remedy)
         if resume:
             training.resume()
         if not training.state.step:
             choose_label_loss(training)
         training.evaluate_fn = evaluate_fn
-        result = VerticalResult.of(training.run(), training.participants.label.task)
+        result = VerticalResult.of(training.run(), label.task)
         log(INFO, "Finished in %.2f s", time.time() - started)
         return result
 
@@ -291,12 +240,9 @@ class VerticalStrategy(Strategy):
         *,
         resume: bool = False,
     ) -> Training:
-        """Set up the parties of a grid without training them.
-
-        With `resume`, the alignment that the parties have kept is used again.
-        """
+        """Set up the parties without training; `resume` reuses their alignment."""
         messenger = Messenger(grid, timeout, self.retries)
-        participants = self.setup(messenger, reuse=resume)
+        participants = setup(self, messenger, reuse=resume)
         if self.early_stopping is not None and not participants.sizes["valid"]:
             raise ConfigError(
                 "early stopping needs validation rows, but there are none; set "
@@ -305,23 +251,11 @@ class VerticalStrategy(Strategy):
         self._training = Training(self, messenger, participants, num_rounds)
         return self._training
 
-    def setup(self, messenger: Messenger, reuse: bool) -> Participants:
-        """Wait for the nodes, and configure them for this strategy."""
-        messenger.wait_for_nodes(self.parties)
-        return setup(
-            messenger,
-            self._config(),
-            self.rates,
-            threads=self.threads,
-            alignment=self.alignment,
-            reuse=reuse,
-            progress=self.progress,
-            nodes=self.nodes,
-        )
-
-    def _config(self) -> TrainingConfig:
+    def config(self) -> TrainingConfig:
         """Return what the parties are told, still without their names."""
-        config = TrainingConfig(
+        defense, noise_seed = self.defense, self.defense.noise_seed
+        placed = defense.at if defense.transforms else ""
+        return TrainingConfig(
             seed=self.seed,
             batch_size=self.batch_size,
             evaluation_rows=self.evaluation_rows,
@@ -336,42 +270,24 @@ class VerticalStrategy(Strategy):
             local_steps=self.local_updates.steps,
             local_cache=self.local_updates.cache,
             local_threshold=self.local_updates.threshold,
+            noise_seed="" if noise_seed is None else f"{noise_seed:x}",
+            defended=placed,
+            defense=defense.spec if placed == "label" else "",
         )
-        defense = self.defense
-        if defense.noise_seed is not None:
-            config = replace(config, noise_seed=f"{defense.noise_seed:x}")
-        if not defense.transforms:
-            return config
-        if defense.at == "strategy":
-            return replace(config, defended="strategy")
-        return replace(config, defended="label", defense=defense.spec)
 
     def predict(self, split: str = "test") -> NDArray[Any]:
-        """Return the model's predictions for a split, in row order.
-
-        Parameters
-        ----------
-        split : str (default: "test")
-            ``"train"``, ``"valid"`` or ``"test"``.
-        """
-        parts = [to_tensor(part).numpy() for part in predict(self._running(), split)]
+        """Return predictions for ``"train"``, ``"valid"`` or ``"test"``, in order."""
+        replies = ask_about(self._running(), Verb.PREDICT, split)
+        parts = [to_tensor(reply.arrays["predictions"]).numpy() for reply in replies]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
     def serve(self, party: str, hide: int = 0) -> None:
         """Have the label party answer what a passive party asks.
 
-        Works after :meth:`start`, or after :meth:`connect` and ``restore``. The party's
-        node says what it asks about (``party.questions``, its own row numbers) and
-        finds the predictions in ``party.answers``. See
-        :mod:`flower_vfl.protocol.serving` for what travels, and what it tells.
-
-        Parameters
-        ----------
-        party : str
-            Name of the asking party.
-        hide : int (default: 0)
-            Rows of the batch that each row hides in. 0 sends embeddings alone, for one
-            passive party and a label party without features.
+        The party's node says what it asks about (``party.questions``, its own row
+        numbers) and finds the predictions in ``party.answers``. Each row hides in a
+        batch of `hide` rows; 0 sends embeddings alone, for one passive party and a
+        label party without features. See :mod:`flower_vfl.protocol.serving`.
         """
         serve(self._running(), party, hide)
 
@@ -382,10 +298,8 @@ class VerticalStrategy(Strategy):
 
     def _not_in_rounds(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse Flower's loop over rounds: a step needs two rounds of messages."""
-        raise ConfigError(
-            "vertical training does not run in Flower's rounds: call "
-            "VerticalStrategy.start(grid, num_rounds=epochs)"
-        )
+        remedy = "call VerticalStrategy.start(grid, num_rounds=epochs)"
+        raise ConfigError(f"vertical training has no rounds like Flower's: {remedy}")
 
     configure_train = aggregate_train = _not_in_rounds
     configure_evaluate = aggregate_evaluate = _not_in_rounds

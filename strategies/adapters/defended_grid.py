@@ -33,7 +33,8 @@ def defended_grid(
     """Return a grid that transforms the gradients of the messages it sends.
 
     Other messages pass unchanged. If a message of the given type lacks the arrays, or
-    its gradient cannot be transformed, the grid raises an error and sends nothing.
+    its gradient cannot be transformed, the grid raises an error and sends nothing. Its
+    ``reports`` holds the last metrics of each party.
 
     Parameters
     ----------
@@ -53,18 +54,13 @@ def defended_grid(
     epoch : int | Callable[[Message], int] (default: 1)
         The epoch, for a transform that changes with it.
     seed : int | None (default: None)
-        Seed of the noise; None draws a secret one. Whoever knows the seed can subtract
-        the noise, so give one only to repeat an experiment.
+        Seed of the noise, for repeatable experiments: whoever knows it can subtract the
+        noise. None draws a secret one.
     rows : Labels | Callable[[Message], Labels] | None (default: None)
         Numbers of the rows, the same in every epoch, for a transform that uses them.
     embeddings : str | None (default: None)
         Name of the array record in replies that holds embeddings, for a transform that
         uses them: the array with the gradient's name, or the only one.
-
-    Returns
-    -------
-    DefendedGrid
-        A Flower grid. Its ``reports`` holds the last metrics of each party.
 
     Examples
     --------
@@ -93,15 +89,28 @@ def defended_grid(
 
 
 class DefendedGrid(WrappedGrid):
-    """The grid that :func:`defended_grid` returns."""
+    """The grid of :func:`defended_grid` and, with `save`, of :func:`record_grid`."""
 
-    def __init__(self, grid: Grid, defender: MessageDefender) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        defender: MessageDefender,
+        save: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(grid)
         self._defender = defender
         self.reports: Metrics = {}
         self._embeddings: dict[int, ArrayRecord] = {}  # the last of each node
         self._other_types: set[str] = set()
         weakref.finalize(self, _warn_if_unused, defender, self._other_types)
+        # A ServerApp does not close its grid.
+        self._save = weakref.finalize(self, save) if save is not None else None
+
+    def close(self) -> None:
+        """Write what is not written yet, and close the wrapped grid."""
+        if self._save is not None:
+            self._save()
+        super().close()
 
     def _defend(self, message: Message) -> Message:
         defender = self._defender

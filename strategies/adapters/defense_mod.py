@@ -26,11 +26,11 @@ def defense_mod(
     rows: Labels | Callable[[Message, Context], Labels] | None = None,
     embeddings: str | None = None,
 ) -> Mod:
-    """Return a client mod that transforms the gradients of a reply.
+    """Return a mod for a ``ClientApp`` that transforms the gradients of a reply.
 
-    The mod keeps the step number, the seed and the state of the transform in
-    ``context.state``, because Flower may start a process for every message. If a reply
-    lacks the arrays, or its gradient cannot be transformed, the mod raises an error.
+    The mod keeps its state in ``context.state``, because Flower may start a process for
+    every message. It raises an error if a reply lacks the arrays, or its gradient
+    cannot be transformed.
 
     Parameters
     ----------
@@ -50,11 +50,6 @@ def defense_mod(
     embeddings : str | None (default: None)
         As for :func:`defended_grid`; the record is one of the answered message.
 
-    Returns
-    -------
-    Mod
-        A mod for ``ClientApp(mods=[...])`` or for one function of an app.
-
     Examples
     --------
     >>> import numpy as np
@@ -72,18 +67,8 @@ def defense_mod(
     >>> bool(np.allclose(received, gradients["0"].numpy()))
     False
     """
-    defender = MessageDefender(
-        transform,
-        message_type,
-        record,
-        arrays,
-        labels,
-        party,
-        epoch,
-        seed,
-        rows,
-        embeddings,
-    )
+    more = labels, party, epoch, seed, rows, embeddings
+    defender = MessageDefender(transform, message_type, record, arrays, *more)
     name = type(defender.transform).__name__
     types = "+".join(sorted(defender.types or ()))
     state = "/".join(["flower_vfl.defense", name, types, record or ""])

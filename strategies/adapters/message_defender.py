@@ -48,10 +48,8 @@ class MessageDefender:
     ) -> None:
         self.transform = build_defense(transform)
         if self.transform.requires_labels and labels is None:
-            raise ConfigError(
-                f"{type(self.transform).__name__} needs labels; give labels=, either "
-                "those of all rows or a function that returns those of a message"
-            )
+            remedy = "give labels= of all rows, or a function of the message"
+            raise ConfigError(f"{type(self.transform).__name__} needs labels; {remedy}")
         self.types = None if message_type is None else _full_types(message_type)
         self.record, self.arrays = record, None if arrays is None else _names(arrays)
         self._labels, self._party, self._epoch, self._seed = labels, party, epoch, seed
@@ -67,10 +65,7 @@ class MessageDefender:
     def defend(
         self, message: Message, sent: ArrayRecord | None, *arguments: object
     ) -> tuple[Message, Metrics]:
-        """Return a defended copy and its metrics; settings may be functions.
-
-        `sent` has the embeddings, or is None if they are not known.
-        """
+        """Return a defended copy and its metrics; `sent` has known embeddings."""
 
         def value(setting: Any) -> Any:
             return setting(*arguments) if callable(setting) else setting
@@ -107,12 +102,11 @@ class MessageDefender:
         ]
         if not found or set(self.arrays or ()) - {key for _, key in found}:
             has = [f"'{key}' in '{name}'" for name in records for key in records[name]]
-            arrays = " and ".join(f"'{key}'" for key in self.arrays or ())
+            needed = " and ".join(f"'{key}'" for key in self.arrays or ()) or "arrays"
             where = f" in the record '{self.record}'" if self.record else ""
             raise ConfigError(
-                f"a message of type '{message.metadata.message_type}' was not sent: "
-                f"the defense needs {f'the arrays {arrays}' if arrays else 'arrays'}"
-                f"{where} and the message has {', '.join(has) or 'no arrays'}; correct "
+                f"a message of type '{message.metadata.message_type}' was not sent: it "
+                f"needs {needed}{where} and has {', '.join(has) or 'no arrays'}; set "
                 "message_type=, record= or arrays="
             )
         return found
@@ -127,23 +121,20 @@ class MessageDefender:
         array = next(iter(found.values())) if len(found) == 1 else found.get(key)
         if array is None or tuple(array.shape[:1]) != (rows,):
             has = [f"'{name}' of shape {each.shape}" for name, each in found.items()]
-            raise PartyError(
-                party,
-                f"its gradient has {rows} rows; the record '{self.embeddings}' that "
-                f"came before it has {', '.join(has) or 'no arrays'}",
-                "Correct embeddings=, the name of the record with its embedding",
-            )
+            sent_before = f"the record '{self.embeddings}' that came before it"
+            has_rows = f"{sent_before} has {', '.join(has) or 'no arrays'}"
+            problem = f"its gradient has {rows} rows; {has_rows}"
+            raise PartyError(party, problem, "Correct embeddings=, a record's name")
         return to_tensor(array)
 
     def _step(
         self, slot: tuple[str, ...], array: Array, labels: Tensor | None, epoch: int
     ) -> int:
-        """Return the number of a gradient among those of its party.
+        """Return the number of a gradient among those of its party, for its noise.
 
-        The number selects the noise, so two gradients never share one. A gradient that
-        is sent again keeps its number, because new noise could be averaged out. In
-        another epoch it gets a new one, because the same noise on another scale could
-        be solved for.
+        A gradient that is sent again keeps its number, because new noise could be
+        averaged out. In another epoch it gets a new one, because the same noise on
+        another scale could be solved for.
         """
         digest = hashlib.blake2b(b"%d|%b" % (epoch, array.data), digest_size=16)
         digest.update(b"" if labels is None else labels.numpy().tobytes())
@@ -194,10 +185,8 @@ def _full_types(message_type: str | Sequence[str]) -> set[str]:
     names = _names(message_type)
     wrong = [name for name in names if not validate_message_type(name)]
     if wrong or not names:
-        raise ConfigError(
-            f"'{', '.join(wrong)}' is not a valid Flower message type; write it as the "
-            "app sends it, for example 'train.apply_gradients'"
-        )
+        remedy = "write it as the app sends it, such as 'train.apply_gradients'"
+        raise ConfigError(f"'{', '.join(wrong)}' is not a valid type; {remedy}")
     return {_full_type(name) for name in names}
 
 
@@ -214,17 +203,13 @@ def _gradient(array: Array, party: str, key: str, labels: Tensor | None) -> Tens
     gradient = to_tensor(array)
     if not gradient.is_floating_point() or gradient.ndim == 0:
         raise ConfigError(
-            f"the array '{key}' of type {array.dtype} and shape {tuple(array.shape)} "
-            "is not a gradient with one row per example; name the gradients with "
-            "arrays="
+            f"'{key}' of type {array.dtype} and shape {tuple(array.shape)} is not a "
+            "gradient with one row per example; name the gradients with arrays="
         )
     if labels is not None and len(labels) != len(gradient):
-        raise PartyError(
-            party,
-            f"there are {len(labels)} labels for {len(gradient)} rows of its gradient",
-            "Give one class number per row; for mini-batches labels= is a function, "
-            "for example labels=lambda message: y[rows]",
-        )
+        both = f"{len(labels)} labels for {len(gradient)} rows of its gradient"
+        remedy = "Give one per row; for mini-batches labels=lambda message: y[rows]"
+        raise PartyError(party, f"there are {both}", remedy)
     remedy = "Look for the cause where the app computes it; it was not sent"
     check_finite(gradient, party, "its gradient", remedy, None)
     return gradient

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import Mod
@@ -29,7 +27,7 @@ def record_grid(
     rows: Labels | Callable[[Message], Labels] | None = None,
     embeddings: str | None = None,
     party: str | Callable[[Message], str] | None = None,
-) -> RecordingGrid:
+) -> DefendedGrid:
     """Return a grid that records the gradients of the messages it sends.
 
     All messages pass unchanged. The recording is complete when the grid is closed or no
@@ -50,56 +48,23 @@ def record_grid(
         Numbers of these rows, the same in every epoch. Without them, an audit can
         follow rows through the epochs only if every batch has all rows.
     embeddings : str | None (default: None)
-        Name of the array record in the replies of a party that holds its embeddings:
-        the array with the gradient's name, or the only one. The last one before the
-        gradient is recorded with it.
-
-    Returns
-    -------
-    RecordingGrid
-        A Flower grid.
+        As for :func:`flower_vfl.defended_grid`; recorded with the gradient.
 
     Examples
     --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
     >>> from flower_vfl import InProcessGrid, record_grid
-    >>> from flower_vfl.leakage.recording import read_recording
-    >>> client, folder = ClientApp(), tempfile.TemporaryDirectory()
-    >>> @client.train()
-    ... def train(message, context):
-    ...     return Message(RecordDict(), reply_to=message)
-    >>> gradients = ArrayRecord([np.array([[3.0, 4.0], [0.3, 0.4]])])
-    >>> with record_grid(
-    ...     InProcessGrid(client, 1), folder.name, message_type="train", labels=[1, 0]
-    ... ) as grid:
-    ...     message = Message(RecordDict({"gradients": gradients}), 1, "train")
-    ...     _ = grid.send_and_receive([message])
-    >>> read_recording(folder.name).labels
-    array([1, 0])
+    >>> grid, labels = InProcessGrid(ClientApp(), nodes=1), [1, 0]
+    >>> with record_grid(grid, "recorded", message_type="train", labels=labels) as grid:
+    ...     grid.get_node_ids()  # and send gradients of two rows
+    [1]
     """
     if not isinstance(recorder, Recorder):
         recorder = Recorder(recorder)
     receiver = party or (lambda message: str(message.metadata.dst_node_id))
     more = labels, receiver, 1, 0, rows, embeddings
     defender = MessageDefender(recorder, message_type, record, arrays, *more)
-    return RecordingGrid(grid, defender)
-
-
-class RecordingGrid(DefendedGrid):
-    """The grid that :func:`record_grid` returns."""
-
-    def __init__(self, grid: Grid, defender: MessageDefender) -> None:
-        super().__init__(grid, defender)
-        # A ServerApp does not close its grid.
-        self._save = weakref.finalize(self, cast(Recorder, defender.transform).save)
-
-    def close(self) -> None:
-        """Write what is not written yet, and close the wrapped grid."""
-        self._save()
-        super().close()
+    return DefendedGrid(grid, defender, recorder.save)
 
 
 def record_mod(
@@ -113,47 +78,25 @@ def record_mod(
     embeddings: str | None = None,
     party: str | Callable[[Message, Context], str] | None = None,
 ) -> Mod:
-    """Return a client mod that records the gradients of a reply.
+    """Return a mod for a ``ClientApp`` that records the gradients of a reply.
 
     The reply passes unchanged. Every gradient is a file of its own, because Flower may
-    start a process for every message.
+    start a process for every message. To record what a defense lets through, place it
+    before the mod of the defense.
 
     Parameters
     ----------
     folder : str | Path
         Folder of the recording, at the client.
-    labels, record, arrays, rows
-        As for :func:`record_grid`; a function gets the answered message and the context
-        of the node.
-    message_type, party
-        As for :func:`flower_vfl.defense_mod`.
-    embeddings : str | None (default: None)
-        As for :func:`record_grid`; the record is one of the answered message.
-
-    Returns
-    -------
-    Mod
-        A mod for ``ClientApp(mods=[...])`` or for one function of an app. To record
-        what a defense lets through, place it before the mod of the defense.
+    labels, message_type, record, arrays, rows, embeddings, party
+        As for :func:`flower_vfl.defense_mod`; labels are required.
 
     Examples
     --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from flwr.app import Array, ArrayRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
-    >>> from flower_vfl import InProcessGrid, record_mod
-    >>> from flower_vfl.leakage.recording import read_recording
-    >>> client, folder = ClientApp(), tempfile.TemporaryDirectory()
-    >>> gradient = Array(np.array([[3.0, 4.0], [0.3, 0.4]]))
-    >>> gradients = ArrayRecord({"bank": gradient})
-    >>> @client.train(mods=[record_mod(folder.name, labels=[1, 0])])
-    ... def train(message, context):
-    ...     return Message(RecordDict({"gradients": gradients}), reply_to=message)
-    >>> with InProcessGrid(client, nodes=1) as grid:
-    ...     (reply,) = grid.send_and_receive([Message(RecordDict(), 1, "train")])
-    >>> list(read_recording(folder.name).parties)
-    ['bank']
+    >>> from flower_vfl import record_mod
+    >>> mod = record_mod("recorded", message_type="train", labels=[1, 0])
+    >>> client = ClientApp(mods=[mod])
     """
     return defense_mod(
         Recorder(folder, every=1),

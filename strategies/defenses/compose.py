@@ -66,10 +66,8 @@ class _Combination:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
         if set(state) != set(self.parts):
-            raise ConfigError(
-                f"the saved state is of the defenses {sorted(state)}, this run has "
-                f"{sorted(self.parts)}"
-            )
+            saved, ours = sorted(state), sorted(self.parts)
+            raise ConfigError(f"the saved state is of the defenses {saved}, not {ours}")
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
@@ -77,8 +75,7 @@ class _Combination:
 class Compose(_Combination):
     """Apply several transforms in order.
 
-    A bound that one of them reports holds for the result as long as no later one uses
-    labels; otherwise it is dropped.
+    A bound that one reports is dropped if a later one uses labels.
 
     Parameters
     ----------
@@ -98,7 +95,7 @@ class Compose(_Combination):
 
     @property
     def run_auc(self) -> float | None:
-        """That of the last one that uses labels: its bound holds for the result."""
+        """The bound of the last one that uses labels."""
         using = [part for part in self.parts.values() if part.requires_labels]
         return getattr(using[-1], "run_auc", None) if using else None
 
@@ -110,11 +107,8 @@ class Compose(_Combination):
 def flat(transforms: Sequence[GradientTransform]) -> list[GradientTransform]:
     """Return transforms with the parts of a :class:`Compose` in its place."""
     parts: list[GradientTransform] = []
-    for transform in transforms:
-        if isinstance(transform, Compose):
-            parts += transform.parts.values()
-        else:
-            parts.append(transform)
+    for each in transforms:
+        parts += each.parts.values() if isinstance(each, Compose) else [each]
     return parts
 
 
@@ -161,8 +155,7 @@ class Scheduled(_Combination):
     Parameters
     ----------
     epochs : Mapping[int, GradientTransform]
-        Transforms by their first epoch, counted from 1. Before the smallest one there
-        is no defense.
+        Transforms by their first epoch, from 1; before the smallest is no defense.
 
     Examples
     --------

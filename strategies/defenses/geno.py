@@ -1,7 +1,7 @@
 """LADSG: Label-Anonymized Distillation and Similar Gradient Substitution (Yan et al.).
 
 https://arxiv.org/abs/2506.06742. Algorithm 3, gradient-based evaluation of network
-outliers (Geno), and our addition to it, the response of a party to its gradients.
+outliers (Geno), and our addition, the response of a party to its gradients.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.supercore import log
@@ -46,12 +46,11 @@ def outlier_limit(norms: Iterable[float]) -> float:
     """Return median + 6 MAD of earlier norms, above which a norm is an outlier.
 
     The median absolute deviation (MAD) counts as at least a tenth of the median, so
-    that after nearly equal norms the next honest one is not an outlier. If the median
-    is zero there is nothing to compare with, and the limit is infinite.
+    that after nearly equal norms the next honest one is not an outlier.
     """
     known = list(norms)
     middle = median(known)
-    if middle == 0.0:
+    if middle == 0.0:  # nothing to compare with
         return math.inf
     deviation = median(abs(norm - middle) for norm in known)
     return middle + DEVIATIONS * max(deviation, SMALLEST_DEVIATION * middle)
@@ -62,21 +61,19 @@ class Geno(RowTransform):
     """Withhold the gradient of a party whose norm is an outlier.
 
     The metric ``withheld`` is 1 for that step. LADSG uses this against a party that
-    scales up its own training, which the norm does not reveal: its gradients become
-    smaller. The norm reveals a gradient that was amplified on its way.
+    scales up its own training, but its gradients become smaller: the norm reveals only
+    a gradient that was amplified on its way.
 
     Our addition finds that party by its response: how far its embeddings move for its
     gradients, compared with the other parties. It is suspected from ``response`` times
-    theirs on, or from half of that on if its response has also grown to ``rise`` times
+    theirs on, or from half of that if its response has also grown to ``rise`` times
     its first value. A warning names the party once, and the metric ``suspected`` is 1.
     Honest parties with larger embeddings or a higher learning rate respond strongly,
     too: gradients of a suspect are only withheld with ``exclude=True``.
 
     With ``lambda_=None``, λ is the median plus 6 median absolute deviations of the
-    party's own last norms times √B, because the loss is a mean over the B rows of a
-    batch. A withheld norm does not enter the history. After ``patience`` withheld steps
-    in a row it is forgotten, so that an honest party is not excluded forever; an
-    attacker who waits as long, or stays just below λ, can move it too.
+    party's last norms that passed, times √B for batches of B rows. An attacker who
+    stays just below λ, or waits for ``patience`` steps, can move it.
 
     Parameters
     ----------
@@ -84,7 +81,7 @@ class Geno(RowTransform):
         Largest norm that passes; None learns it for each party.
     warmup, window : int (default: 20, 500)
         First steps of a party, which always pass, and how many of its last norms are
-        remembered. A party that is an outlier from its first step on is not found.
+        remembered.
     patience : int | None (default: 500)
         Withheld steps in a row after which a party's history is forgotten; None never
         forgets it.
@@ -133,8 +130,7 @@ class Geno(RowTransform):
         require(not unknown, "exclude", "false where response is none", self.exclude)
         self.history: dict[str, deque[float]] = {}
         self.streak: dict[str, int] = {}  # withheld steps in a row
-        self.responses = Responses()
-        self.suspects: set[str] = set()
+        self.responses, self.suspects = Responses(), set[str]()
 
     @property
     def sees_embeddings(self) -> bool:
@@ -173,15 +169,16 @@ class Geno(RowTransform):
 
     def _measure_response(self, rows: Tensor, batch: Batch, suspicious: float) -> None:
         """Measure a party's response while it gets gradients, and suspect it."""
-        party = batch.party
         if batch.embedding is None or batch.rows is None:
             return
+        party = batch.party
         if not (self.exclude and party in self.suspects):
             found = self.responses.observe(party, batch.embedding, batch.rows, rows)
             if found is not None:
-                batch.metrics["response"] = found.ratio
-                grown = found.ratio > suspicious / 2 and found.rise > self.rise
-                if (found.ratio > suspicious or grown) and party not in self.suspects:
+                ratio, rise = found
+                batch.metrics["response"] = ratio
+                grown = ratio > suspicious / 2 and rise > self.rise
+                if (ratio > suspicious or grown) and party not in self.suspects:
                     self.suspects.add(party)
                     then = "geno:exclude=true would withhold its gradients"
                     then = "It gets no gradients from now on" if self.exclude else then
@@ -200,33 +197,21 @@ class Geno(RowTransform):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
         if set(state) != set(self.state_dict()):
-            raise ConfigError(
-                f"Geno keeps {', '.join(self.state_dict())}; the saved state has "
-                f"{', '.join(state) or 'nothing'}"
-            )
-        self.history = {
-            party: deque(norms, maxlen=self.window)
-            for party, norms in state["history"].items()
-        }
+            keeps, has = ", ".join(self.state_dict()), ", ".join(state) or "nothing"
+            raise ConfigError(f"Geno keeps {keeps}; the saved state has {has}")
+        known = state["history"].items()
+        self.history = {party: deque(norms, self.window) for party, norms in known}
         self.streak = dict(state["streak"])
         self.responses.load_state_dict(state["responses"])
         self.suspects = set(state["suspects"])
 
 
-class Response(NamedTuple):
-    """A party's response over that of the others, and over its own first values."""
-
-    ratio: float
-    rise: float
-
-
 class Responses:
     """The response of every party: movement of its embeddings over its gradient.
 
-    The movement is the median distance, over the rows of a batch, from the embedding of
-    the same row in the epoch before. The gradient counts with its median norm over the
-    rows. A party's response is the median over its last 50 batches. It is compared with
-    the median of the others, and this ratio with the median of its own first 50 values.
+    Both are medians over the rows of a batch, the movement since the epoch before. A
+    response is the median over 50 batches. It is divided by the median of the others,
+    and this ratio by the median of its own first 50 values.
     """
 
     def __init__(self) -> None:
@@ -237,8 +222,8 @@ class Responses:
 
     def observe(
         self, party: str, embedding: Tensor, rows: Tensor, gradient: Tensor
-    ) -> Response | None:
-        """Add one batch; return the response so far, None if it is not yet known."""
+    ) -> tuple[float, float] | None:
+        """Add one batch; return the ratio to the others and its rise, if known."""
         tracked = rows < TRACKED
         if not tracked.any():
             return None
@@ -261,8 +246,8 @@ class Responses:
         first = self._first.setdefault(party, [])
         if len(first) < MEASUREMENTS:
             first.append(ratio)
-            return Response(ratio, 1.0)
-        return Response(ratio, ratio / median(first))
+            return ratio, 1.0
+        return ratio, ratio / median(first)
 
     def ratio(self, party: str) -> float | None:
         """Return a party's response over that of the others; None if not yet known."""
@@ -286,11 +271,8 @@ class Responses:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
         self._known = {party: kept.clone() for party, kept in state["known"].items()}
-        self._logs = {
-            party: deque(kept, maxlen=MEASUREMENTS)
-            for party, kept in state["logs"].items()
-        }
         self._first = {party: list(kept) for party, kept in state["first"].items()}
-        self._middles = {}
-        for party in self._logs:
+        self._logs, self._middles = {}, {}
+        for party, kept in state["logs"].items():
+            self._logs[party] = deque(kept, maxlen=MEASUREMENTS)
             self._summarise(party)

@@ -1,7 +1,6 @@
 """Deep Gradient Compression (Lin et al., ICLR 2018).
 
-https://arxiv.org/abs/1712.01887. A baseline of Label Inference Attacks Against Vertical
-Federated Learning (Fu et al., USENIX Security 2022).
+https://arxiv.org/abs/1712.01887. A baseline of Fu et al. (USENIX Security 2022).
 """
 
 import math
@@ -20,7 +19,11 @@ def compress(rows: Tensor, keep: float) -> Tensor:
     """Keep the ⌈keep·n⌉ entries of largest magnitude, of equal ones the first."""
     wanted = math.ceil(Fraction(str(keep)) * rows.numel())
     sizes = rows.abs().reshape(-1)
-    smallest = _largest(sizes, wanted)
+    rank = len(sizes) - wanted
+    if sizes.device.type == "cpu":  # numpy is ten times as fast
+        smallest = torch.tensor(np.partition(sizes.numpy(), rank)[rank])
+    else:
+        smallest = sizes.kthvalue(rank + 1).values
     kept = sizes >= smallest
     surplus = int(torch.count_nonzero(kept)) - wanted
     if surplus:
@@ -28,14 +31,6 @@ def compress(rows: Tensor, keep: float) -> Tensor:
         kept[ties[-surplus:]] = False
     # A product with 0 and 1 would keep the sign of an entry on its zero.
     return torch.where(kept.reshape(rows.shape), rows, torch.zeros_like(rows))
-
-
-def _largest(sizes: Tensor, k: int) -> Tensor:
-    """Return the k-th largest number; on the CPU numpy is ten times as fast."""
-    rank = len(sizes) - k
-    if sizes.device.type == "cpu":
-        return torch.tensor(np.partition(sizes.numpy(), rank)[rank])
-    return sizes.kthvalue(rank + 1).values
 
 
 class GradientCompression(RowTransform):
@@ -46,9 +41,8 @@ class GradientCompression(RowTransform):
     keep : float (default: 0.5)
         Share of the entries that are kept.
     by_row : bool (default: False)
-        Keep that share of every row (ours) and not of the batch as a whole. Where one
-        class is rare its rows have the largest entries, so that of the others hardly
-        any is left, and the model learns the rare class only.
+        Keep that share of every row (ours) and not of the batch as a whole, where the
+        rows of a rare class have the largest entries and the others lose all.
 
     Examples
     --------

@@ -1,8 +1,7 @@
 """signSGD: Compressed Optimisation for Non-Convex Problems (Bernstein et al., 2018).
 
 ICML 2018, https://arxiv.org/abs/1802.04434. With more than two buckets it is a baseline
-(discrete SGD) of Label Inference Attacks Against Vertical Federated Learning (Fu et
-al., USENIX Security 2022).
+(discrete SGD) of Fu et al. (USENIX Security 2022).
 """
 
 from torch import Tensor
@@ -15,11 +14,9 @@ from flower_vfl.transform import Batch
 def quantize(rows: Tensor, bins: int, bound: float) -> Tensor:
     """Clamp every entry to ±bound and round it to a multiple of Δ = 2·bound/bins.
 
-    With an odd number of bins ±bound is not a multiple of Δ: the outermost values are
-    then ±(bound − Δ/2).
+    With an odd number of bins the outermost values are ±(bound − Δ/2).
     """
-    step = 2.0 * bound / bins
-    most = bins // 2
+    step, most = 2.0 * bound / bins, bins // 2
     index = rows.clamp(-bound, bound).div_(step).round_().clamp_(-most, most)
     # Adding 0 turns −0 into 0: its sign would reveal that of the entry.
     return index.mul_(step).add_(0.0)
@@ -49,8 +46,7 @@ class MultiBucket(RowTransform):
     def __init__(self, bins: int = 12, bound: float = 0.03) -> None:
         require(bins >= 2, "bins", "at least 2", bins)
         require(1e-30 <= bound <= 1e30, "bound", "from 1e-30 to 1e30", bound)
-        self.bins = bins
-        self.bound = bound
+        self.bins, self.bound = bins, bound
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the rounded rows."""

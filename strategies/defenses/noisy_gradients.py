@@ -1,7 +1,6 @@
 """Deep Leakage from Gradients (Zhu et al., NeurIPS 2019).
 
-https://arxiv.org/abs/1906.08935. A baseline of Label Inference Attacks Against Vertical
-Federated Learning (Fu et al., USENIX Security 2022).
+https://arxiv.org/abs/1906.08935. A baseline of Fu et al. (USENIX Security 2022).
 """
 
 import math
@@ -19,11 +18,7 @@ from flower_vfl.transform import Batch
 def laplace(
     shape: Sequence[int], scale: float, dtype: torch.dtype, stream: Noise
 ) -> Tensor:
-    """Return finite numbers drawn from Laplace(0, scale).
-
-    One random bit is the sign, the others make a uniform number u, and −log u is
-    exponential. This takes a quarter of the time of torch's ``exponential_`` on a CPU.
-    """
+    """Return finite numbers from Laplace(0, scale): ±log u with a uniform u."""
     signed = stream.signed(math.prod(shape), dtype)
     # The logarithm of 0 is infinite, so 0 becomes half of the smallest step.
     smallest = 2.0 ** -torch.finfo(dtype).bits

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from flower_vfl.errors import ConfigError, check_name
-from flower_vfl.specs import build_from_spec, write_spec
+from flower_vfl.specs import build_from_spec, write_spec, write_value
 from flower_vfl.strategies.defenses.marvell.transform import Marvell
 from flower_vfl.transform import GradientTransform
 
@@ -33,11 +33,8 @@ DEFENSES: dict[str, Callable[..., GradientTransform]] = {
     "flsg": FLSG,
     "geno": Geno,
 }
-SHORT_NAMES = {
-    "gc": "gradient-compression",
-    "mg": "multi-bucket",
-    "ng": "noisy-gradients",
-}
+SHORT_NAMES = {"gc": "gradient-compression", "mg": "multi-bucket"}
+SHORT_NAMES["ng"] = "noisy-gradients"
 Placement = Literal["strategy", "label"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 DefenseLike = str | GradientTransform | Sequence[GradientTransform]
@@ -48,18 +45,17 @@ _EPOCH = re.compile(r"@\s*(\d+)\s")
 def build_defense(spec: object) -> GradientTransform:
     """Build the defense that a setting names.
 
-    In a config string, ``marvell:s=4`` is one defense with its parameters,
-    ``marvell:s=4 | gc:keep=0.5`` applies two in order, ``@1 none @5 marvell`` starts in
-    epoch 5, and ``passive-1=marvell:s=16; *=marvell:s=4`` treats one party differently.
-    These combine in the order parties, epochs, transforms.
+    A config string is ``marvell:s=4``, or several in order,
+    ``marvell:s=4 | gc:keep=0.5``, or by epochs, ``@1 none @5 marvell``, or by parties,
+    ``passive-1=marvell:s=16; *=marvell:s=4``; parties contain epochs, which contain
+    transforms.
 
     Parameters
     ----------
     spec : str | Mapping | Sequence | GradientTransform
         A config string; or a table as TOML reads it: ``{"name": "marvell", "s": 4}``,
-        ``{"parties": {"passive-1": ..., "*": ...}}``,
-        ``{"epochs": {"1": ..., "5": ...}}``; or a list of any of these, applied in
-        order. A transform is returned as it is.
+        ``{"parties": {"a": ..., "*": ...}}``, ``{"epochs": {"1": ..., "5": ...}}``; or
+        a list of any of these; or a transform, which is returned as it is.
 
     Examples
     --------
@@ -78,38 +74,34 @@ def build_defense(spec: object) -> GradientTransform:
         return parts[0] if len(parts) == 1 else Compose(parts)
     if isinstance(spec, GradientTransform):
         return spec
-    raise ConfigError(
-        f"a defense is a name, a table or a transform, not {type(spec).__name__}"
-    )
+    kind = type(spec).__name__
+    raise ConfigError(f"a defense is a name, a table or a transform, not {kind}")
 
 
 def _from_text(text: str) -> GradientTransform:
-    if ";" in text or _PARTY.match(text):
-        parties: dict[str, GradientTransform] = {}
-        for part in filter(str.strip, text.split(";")):
-            found = _PARTY.match(part)
-            if found is None:
-                raise ConfigError(
-                    f"'{part.strip()}' does not begin with a party: write "
-                    "passive-1=marvell:s=16; *=marvell:s=4"
-                )
-            if found[1] in parties:
-                raise ConfigError(f"'{text}' names the party '{found[1]}' twice")
-            parties[found[1]] = _from_schedule(found[2])
-        return PerParty(parties)
-    return _from_schedule(text)
+    """Build parties, which contain epochs, which contain transforms in order."""
+    if ";" not in text and not _PARTY.match(text):
+        return _from_schedule(text)
+    parties: dict[str, GradientTransform] = {}
+    for part in filter(str.strip, text.split(";")):
+        found = _PARTY.match(part)
+        if found is None:
+            remedy = "write passive-1=marvell:s=16; *=marvell:s=4"
+            raise ConfigError(f"'{part.strip()}' does not begin with a party: {remedy}")
+        if found[1] in parties:
+            raise ConfigError(f"'{text}' names the party '{found[1]}' twice")
+        parties[found[1]] = _from_schedule(found[2])
+    return PerParty(parties)
 
 
 def _from_schedule(text: str) -> GradientTransform:
-    pieces = _EPOCH.split(text)
-    if len(pieces) == 1:
+    first, *pieces = _EPOCH.split(text)
+    if not pieces:
         return _from_chain(text)
-    if pieces[0].strip():
-        raise ConfigError(
-            f"'{text}' must begin with an epoch, as in '@1 none @5 marvell'"
-        )
+    if first.strip():
+        raise ConfigError(f"'{text}' must begin with an epoch, as in '@1 none @5 iso'")
     epochs = {}
-    for epoch, part in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+    for epoch, part in zip(map(int, pieces[::2]), pieces[1::2], strict=True):
         if epoch in epochs:
             raise ConfigError(f"'{text}' names the epoch {epoch} twice")
         epochs[epoch] = _from_chain(part)
@@ -138,8 +130,7 @@ def _from_table(table: Mapping[str, Any]) -> GradientTransform:
     if kinds == ["name"]:
         name = SHORT_NAMES.get(str(inner), str(inner))
         check_name("defense", name, DEFENSES)
-        given = {key: value for key, value in table.items() if key != "name"}
-        texts = [f"{key}={_toml_text(value)}" for key, value in given.items()]
+        texts = [f"{k}={write_value(v)}" for k, v in table.items() if k != "name"]
         return _from_name(f"{name}:{','.join(texts)}" if texts else name)
     if not isinstance(inner, Mapping):
         raise ConfigError(f"'{kinds[0]}' of a defense must be a table")
@@ -149,14 +140,6 @@ def _from_table(table: Mapping[str, Any]) -> GradientTransform:
     if not all(key.isdigit() for key in built):
         raise ConfigError(f"the epochs of a defense are numbers, got {list(built)}")
     return Scheduled({int(key): value for key, value in built.items()})
-
-
-def _toml_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return "+".join(map(_toml_text, value)) or "none"
-    return str(value)
 
 
 def defense_spec(transform: GradientTransform) -> str:
@@ -178,10 +161,8 @@ def defense_spec(transform: GradientTransform) -> str:
         parts["*"] = transform.parts["*"]
         for party in parts:
             if re.search(r"[:;=@|]", party) or party != party.strip():
-                raise ConfigError(
-                    f"the party name '{party}' cannot be part of a config string; "
-                    "use a name without spaces around it and without : ; = @ |"
-                )
+                remedy = "use one without spaces around it and without : ; = @ |"
+                raise ConfigError(f"party name '{party}' fits no setting; {remedy}")
         return "; ".join(f"{n}={_nested(p, PerParty)}" for n, p in parts.items())
     if isinstance(transform, Scheduled):
         return " ".join(
@@ -189,27 +170,25 @@ def defense_spec(transform: GradientTransform) -> str:
             for epoch, part in transform.epochs.items()
         )
     if isinstance(transform, Compose):
+        if len(transform.parts) == 1:
+            return defense_spec(transform.parts["0"])
         parts = transform.parts
-        if len(parts) == 1:
-            return defense_spec(parts["0"])
-        inner = [_nested(part, PerParty, Scheduled) for part in parts.values()]
+        inner = (_nested(part, PerParty, Scheduled) for part in parts.values())
         return " | ".join(inner) or "none"
     for name, kind in DEFENSES.items():
         if type(transform) is kind:
             return write_spec(name, transform, kind)
     raise ConfigError(
-        f"{type(transform).__name__} is not one of this package's defenses "
-        f"({', '.join(DEFENSES)}), so the label party cannot build it by name; run it "
-        "at the strategy, or pass it to LabelParty(defense=...)"
+        f"{type(transform).__name__} is not one of {', '.join(DEFENSES)}; run it at "
+        "the strategy, or pass it to LabelParty(defense=...)"
     )
 
 
 def _nested(transform: GradientTransform, *outside: type) -> str:
     if isinstance(transform, outside):
-        raise ConfigError(
-            f"{type(transform).__name__} inside another defense has no config string; "
-            "nest parties outside of epochs, and epochs outside of chains"
-        )
+        remedy = "nest parties outside of epochs, and epochs outside of chains"
+        kind = f"{type(transform).__name__} inside another defense"
+        raise ConfigError(f"{kind} has no config string; {remedy}")
     return defense_spec(transform)
 
 
@@ -226,9 +205,9 @@ class Defense:
         Where it runs: at the strategy, which needs a label party that trusts the
         server, or at the label party, before anything leaves it.
     noise_seed : int | None (default: None)
-        Seed of the noise. None draws a secret for every run. A number makes simulations
-        repeatable: a party that knows it can subtract the noise. A label party that
-        does not trust the server ignores it.
+        Seed of the noise, for repeatable simulations: a party that knows it can
+        subtract the noise. None draws a secret for every run, and so does a label party
+        that does not trust the server.
 
     Examples
     --------

@@ -239,10 +239,10 @@ def test_a_notebook_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("chosen", "counts"),
     [
-        ([0], "1 label parties, 0 passive parties and 0 other"),
-        ([1, 2], "0 label parties, 2 passive parties and 0 other"),
-        ([0, 0, 1], "2 label parties, 1 passive parties and 0 other"),
-        ([0, 1, None], "1 label parties, 1 passive parties and 1 other"),
+        ([0], "got LabelParty$"),
+        ([1, 2], "got PassiveParty, PassiveParty$"),
+        ([0, 0, 1], "got LabelParty, LabelParty, PassiveParty$"),
+        ([0, 1, None], "got LabelParty, PassiveParty, Tensor$"),
     ],
 )
 def test_parties_that_are_missing_or_too_many(chosen: list[Any], counts: str) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from .solver import allowed_sum_kl, lowest
 
 Vector = NDArray[np.float64]
-
 _CHUNK = 1 << 20  # numbers that a comparison of class pairs holds at a time
 
 
@@ -47,8 +46,7 @@ def water_fill(scatter: Vector, within: float, power: float) -> Vector:
 def worst_pair(means: Vector, variances: Vector, along: Vector, outside: int) -> float:
     """Return the largest sum of divergences between two of several classes.
 
-    Class a is normal with mean ``means[a]`` and variances ``along + variances[a]``;
-    outside of the span of the means its variance is ``variances[a]``.
+    Class a is N(means[a], along + variances[a]), with variances[a] outside of the span.
     """
     first, second = np.triu_indices(len(means), 1)
     chunk = max(_CHUNK // max(len(along), 1), 1)
@@ -110,10 +108,7 @@ def _span(means: Tensor, weights: Tensor) -> tuple[Tensor, Vector]:
 
 
 def _lift(variances: Vector, allowed: float) -> Vector:
-    """Return what to add to variances for half of the divergence allowed.
-
-    (1 − r)²/r = allowed per coordinate, with r the smallest ratio of two variances.
-    """
+    """Return what to add so that (1 − r)²/r ≤ allowed for the ratio r of variances."""
     ratio = 1.0 + allowed / 2.0 - np.sqrt(allowed + allowed * allowed / 4.0)
     missing: Vector = np.maximum(ratio * variances.max() - variances, 0.0)
     return missing

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 from flower_vfl.errors import require
 
-_EPSILON = sys.float_info.epsilon
-_LARGEST = sys.float_info.max
-
 
 @dataclass(frozen=True)
 class MarvellSolution:
@@ -47,9 +44,8 @@ class MarvellSolution:
     def swapped(self) -> MarvellSolution:
         """Return the solution for exchanged classes."""
         positive = self.lambda1_pos, self.lambda2_pos
-        return MarvellSolution(
-            *positive, self.lambda1_neg, self.lambda2_neg, self.sum_kl
-        )
+        negative = self.lambda1_neg, self.lambda2_neg
+        return MarvellSolution(*positive, *negative, self.sum_kl)
 
 
 def solve_marvell(
@@ -57,8 +53,8 @@ def solve_marvell(
 ) -> MarvellSolution:
     """Return the noise of a given power that hides the label best.
 
-    This solves equation 15 of the paper. The problem is convex in the logarithms of the
-    variances (a geometric program), so a search over one variable finds the optimum.
+    This solves equation 15 of the paper by a search over one variable. ``sum_kl`` is
+    infinite if nothing is hidden, e.g. without power for classes without spread.
 
     Parameters
     ----------
@@ -72,12 +68,6 @@ def solve_marvell(
         Fraction of positive rows, from 0 to 1.
     power : float
         Expected squared norm of a row's noise, averaged over the rows.
-
-    Returns
-    -------
-    MarvellSolution
-        Finite variances; ``sum_kl`` is infinite if nothing is hidden, e.g. without
-        power for classes without spread.
 
     Examples
     --------
@@ -140,10 +130,7 @@ def _check(d: int, p: float, **amounts: float) -> None:
 
 
 def _shift(*amounts: float) -> int:
-    """Return the power of two that scales amounts up without overflow.
-
-    The problem has no scale of its own; small amounts vanish later if all are large.
-    """
+    """Return the power of two that scales amounts up without overflow."""
     return 900 - math.frexp(max(amounts))[1]
 
 
@@ -152,7 +139,7 @@ def _back(amount: float, shift: int) -> float:
     try:
         return math.ldexp(amount, -shift)
     except OverflowError:
-        return _LARGEST
+        return sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -160,9 +147,8 @@ class _Problem:
     """The problem for u ≤ v, where λ2 of the wider class is 0.
 
     For a given x = λ2 of the narrow class the other two variables have a closed form:
-    they use the rest of the power, and the divergence then depends on the ratio r of
-    the variances along the line of the means only through
-    r·(1 + q·wide/K) + (1 + q·narrow/K)/r, K as below.
+    the divergence depends on the ratio r of the variances along the line of the means
+    only through r·(1 + q·wide/K) + (1 + q·narrow/K)/r, K as below.
     """
 
     u: float
@@ -198,11 +184,7 @@ class _Problem:
         return first_narrow, first_wide, (u + first_narrow) * more
 
     def pull(self, x: float) -> float:
-        """Return how far x is below its optimum for the other two variables, signed.
-
-        At the optimum the derivatives for λ1 and λ2 of the narrow class are equal, so
-        u + x = v/sqrt(1 + t) with t as below.
-        """
+        """Return how far x is below its optimum u + x = v/sqrt(1 + t), t as below."""
         narrow, wide, apart = self.first(x)
         a0, a1 = self.u + narrow, self.v + wide
         if a0 == 0.0:  # underflow: x is too large
@@ -217,12 +199,11 @@ class _Problem:
 
     def second(self) -> float:
         """Return λ2 of the narrow class."""
-        cost = self.narrow * self.d
-        gap = self.v - self.u
+        cost, gap = self.narrow * self.d, self.v - self.u
         most = gap if self.power >= cost * gap else self.power / cost  # as λ2 ≤ λ1
         if self.d == 1 or most == 0.0:
             return 0.0
-        return crossing(self.pull, most, 0.0, 4.0 * _EPSILON)
+        return crossing(self.pull, most, 0.0, 4.0 * sys.float_info.epsilon)
 
     def solution(self, shift: int) -> MarvellSolution:
         """Return the best noise, the narrow class as the negative one."""
@@ -247,10 +228,7 @@ def _over(a: float, b: float) -> float:
 
 
 def _divergence(apart: float, a: float, b: float, times: int = 1) -> float:
-    """Return the divergence of normal distributions with variances a and b = a ± apart.
-
-    The same as (a/b + b/a)/2 − 1, without its cancellation.
-    """
+    """Return (a/b + b/a)/2 − 1 without its cancellation, for b = a ± apart."""
     apart = abs(apart)
     return times * (0.5 * _over(apart, a) * _over(apart, b)) if times and apart else 0.0
 
@@ -260,8 +238,7 @@ def crossing(
 ) -> float:
     """Return a root of a function with one sign change, from its non-negative side.
 
-    Chandrupatla's method: inverse quadratic interpolation where the last three points
-    allow it, bisection where they do not.
+    Chandrupatla's method: inverse quadratic interpolation or bisection.
     """
     b, fb, a, fa = below, function(below), above, function(above)
     if fb >= 0.0:

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2102.08504. Marvell: Gaussian noise that hides the label b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,10 +29,7 @@ Statistics = tuple[Tensor, Tensor, Tensor]  # size, mean and variance of each cl
 
 @dataclass(frozen=True)
 class ClassNoise:
-    """Zero-mean Gaussian noise with a covariance for each class.
-
-    A row of class c gets Σ along[c, k]·N(0, 1)·directions[k] + isotropic[c]·N(0, I).
-    """
+    """Row of class c: Σ along[c, k]·N(0, 1)·directions[k] + isotropic[c]·N(0, I)."""
 
     labels: Tensor
     directions: Tensor
@@ -45,17 +42,11 @@ class ClassNoise:
     ) -> ClassNoise:
         """Return the noise of a solution for two classes."""
         length = float(torch.linalg.vector_norm(delta))
-        one_line = [
-            solution.lambda1_neg - solution.lambda2_neg,
-            solution.lambda1_pos - solution.lambda2_pos,
-        ]
-        isotropic = [solution.lambda2_neg, solution.lambda2_pos]
-        return cls(
-            labels,
-            (delta / length if length > 0.0 else delta).unsqueeze(0),
-            torch.tensor(one_line, dtype=torch.float64).sqrt().unsqueeze(1) * scale,
-            torch.tensor(isotropic, dtype=torch.float64).sqrt() * scale,
-        )
+        direction = delta / length if length > 0.0 else delta
+        lambdas = torch.tensor(astuple(solution)[:4], dtype=torch.float64)
+        first, isotropic = lambdas[::2], lambdas[1::2]
+        along = (first - isotropic).sqrt().unsqueeze(1) * scale
+        return cls(labels, direction.unsqueeze(0), along, isotropic.sqrt() * scale)
 
     def classes_of(self, labels: Tensor) -> Tensor:
         """Return the index of the class whose label is nearest, for each label."""
@@ -91,8 +82,7 @@ def add_noise(
 def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
     """Return size, mean and variance per coordinate of each class, on the CPU.
 
-    Two passes in double precision over blocks that fit into the cache. Matrix products
-    give the same bits on every run.
+    Two passes over blocks that fit into the cache; the same bits on every run.
     """
     d = rows.shape[1]
     block = max(_BLOCK // max(d, count), 1)
@@ -121,12 +111,11 @@ def class_statistics(rows: Tensor, classes: Tensor, count: int) -> Statistics:
 class Marvell(AdjustableTransform):
     """Add noise whose covariances minimise the divergence between the classes.
 
-    The larger of two labels is the positive one. A batch with two classes reports the
-    metrics ``sum_kl`` and ``auc_bound``, an upper bound on the AUC of any attack on a
-    single row. A batch with one class gets the noise of the party's last batch with
-    more, if there was one; it reports ``one_class`` and no bound. More than two classes
-    are our extension: all share one covariance, and the bound is that of the worst
-    pair.
+    A batch reports the metrics ``sum_kl`` and ``auc_bound``, an upper bound on the AUC
+    of any attack on a single row. A batch with one class gets the noise of the party's
+    last batch with more, if there was one; it reports ``one_class`` and no bound. More
+    than two classes are our extension: all share one covariance, and the bound is that
+    of the worst pair.
 
     Parameters
     ----------
@@ -134,8 +123,7 @@ class Marvell(AdjustableTransform):
         Power of the noise over the squared distance between the class means.
     auc : float | None (default: None)
         Our dynamic mode: every batch gets the least power whose bound is at most this
-        AUC. ``s`` is not used, and the metric ``marvell_s`` reports the power in its
-        unit.
+        AUC, instead of ``s``; the metric ``marvell_s`` is the power in its unit.
     over : Literal["step", "run"] (default: "step")
         What the AUC is a bound for. ``"run"`` spends its divergence evenly over the
         epochs, and refuses a batch with one class, and more epochs.
@@ -203,14 +191,13 @@ class Marvell(AdjustableTransform):
 
     def _check_run(self, classes: int, batch: Batch) -> None:
         """Refuse a batch for which the bound of a run does not hold."""
-        problem, remedy = "", "Train fewer epochs, or give Marvell more (epochs=...)"
         if batch.epoch > self.epochs:
             problem = f"Marvell's bound is for {self.epochs} epochs, which are over"
-        elif classes == 1:
-            problem = "a batch has one class, and Marvell's bound of a run needs two"
-            remedy = "Use larger batches"
-        if problem:
+            remedy = "Train fewer epochs, or give Marvell more (epochs=...)"
             raise PartyError(batch.party, problem, remedy, batch.step)
+        if classes == 1:
+            problem = "a batch has one class, and Marvell's bound of a run needs two"
+            raise PartyError(batch.party, problem, "Use larger batches", batch.step)
 
     def _solve(
         self, rows: Tensor, classes: Tensor, values: Tensor, batch: Batch
@@ -220,12 +207,9 @@ class Marvell(AdjustableTransform):
         scaled = rows if scale == 1.0 else rows / scale
         statistics = class_statistics(scaled, classes, len(values))
         if not bool(statistics[2].isfinite().all()):
-            raise PartyError(
-                batch.party,
-                "its gradient has entries that are not finite",
-                "Lower the learning rate, or check the party's data and model",
-                batch.step,
-            )
+            problem = "its gradient has entries that are not finite"
+            remedy = "Lower the learning rate, or check the party's data and model"
+            raise PartyError(batch.party, problem, remedy, batch.step)
         solve = self._binary if len(values) == 2 else self._multiclass
         noise, sum_kl, needed = solve(values, statistics, scale)
         batch.metrics[AUC_BOUND] = composed_auc([sum_kl])
@@ -241,15 +225,11 @@ class Marvell(AdjustableTransform):
         """Return the paper's noise, its divergence, and its power in units of s."""
         sizes, means, variances = statistics
         delta = means[1] - means[0]
-        q = float(delta @ delta)
+        q, p = float(delta @ delta), float(sizes[1] / sizes.sum())
         u, v = variances.tolist()
-        d = means.shape[1]
-        p = float(sizes[1] / sizes.sum())
-        if self._auc is None:
-            power = min(self._s * q, 1e300)
-        else:
-            power = least_power(u, v, d, q, p, self._auc)
-        solution = solve_marvell(u, v, d, q, p, power)
+        given, auc = (u, v, means.shape[1], q, p), self._auc
+        power = min(self._s * q, 1e300) if auc is None else least_power(*given, auc)
+        solution = solve_marvell(*given, power)
         noise = ClassNoise.binary(values, delta, solution, scale)
         return noise, solution.sum_kl, power / q if q > 0.0 else math.inf
 
@@ -260,18 +240,14 @@ class Marvell(AdjustableTransform):
         sizes, means, variances = statistics
         weights = (sizes / sizes.sum()).numpy()
         found = solve_multiclass(means, variances.numpy(), weights, self._s, self._auc)
-        along = torch.from_numpy(np.sqrt(found.along)) * scale
-        noise = ClassNoise(
-            values,
-            found.directions,
-            along.repeat(len(values), 1),
-            torch.from_numpy(np.sqrt(found.isotropic)) * scale,
-        )
+        along = (torch.from_numpy(np.sqrt(found.along)) * scale).repeat(len(values), 1)
+        isotropic = torch.from_numpy(np.sqrt(found.isotropic)) * scale
+        noise = ClassNoise(values, found.directions, along, isotropic)
         needed = found.power / found.spread if found.spread > 0.0 else math.inf
         return noise, found.sum_kl, needed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last noise of each party, and how far it was raised."""
+        """Return the last noise of each party, and the factor of its strength."""
         noise = {party: dict(vars(last)) for party, last in self._last.items()}
         return {**super().state_dict(), "noise": noise}
 
@@ -301,12 +277,9 @@ def _classes(labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     low, high = (float(end) for end in torch.aminmax(labels))
     whole = not labels.is_floating_point() or bool((labels == labels.floor()).all())
     if not (whole and math.isfinite(high - low)):
-        raise PartyError(
-            batch.party,
-            "Marvell needs classes, and these labels are not whole numbers",
-            "Use a defense that needs no labels, e.g. iso or max-norm",
-            batch.step,
-        )
+        problem = "Marvell needs classes, and these labels are not whole numbers"
+        remedy = "Use a defense that needs no labels, e.g. iso or max-norm"
+        raise PartyError(batch.party, problem, remedy, batch.step)
     if low == high:
         return torch.tensor([low], dtype=torch.float64), torch.zeros_like(labels).long()
     if high - low == 1.0:  # the usual case, without a sort

@@ -103,8 +103,7 @@ def test_a_rise_is_relative_to_the_own_start() -> None:
         gradient = torch.tensor([[1.0, 0.0, 0.0]])
         found = responses.observe("a", place, torch.tensor([ROWS]), gradient)
     assert found is not None
-    assert found.ratio == pytest.approx(12.0, rel=1e-4)
-    assert found.rise == pytest.approx(3.0, rel=1e-4)
+    assert found == pytest.approx((12.0, 3.0), rel=1e-4)
 
 
 def test_what_is_kept_goes_on() -> None:
