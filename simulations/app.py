@@ -61,7 +61,7 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     known_already = config.resume and FIT in store.tags()
     if isinstance(store, DirectoryStore) and not known_already:
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
-        known = {"fit": fit, "columns": list(rows.data.columns)}
+        known: dict[str, Any] = {"fit": fit, "columns": list(rows.data.columns)}
         known |= {"task": rows.task, "classes": list(rows.classes)}
         with writing(node_name(context), FIT):
             store.save(FIT, known)
@@ -209,7 +209,7 @@ def main(grid: Grid, context: Context) -> None:
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
     """Return a grid that keeps the parties in memory."""
     names = ("certificate", "private_key", "root_certificate")
-    files = {name: Path(file) for name in names if (file := getattr(config, name))}
+    files: Any = {n: Path(file) for n in names if (file := getattr(config, n))}
     return ResidentGrid(
         grid,
         **files,
