@@ -77,11 +77,6 @@ def results_folder(path: Path | None) -> Path | None:
     return path
 
 
-Workers = Annotated[int, option("Number of parallel runs, on Ray.")]
-AsJson = Annotated[bool, option("Print only the result, as JSON.", "--json")]
-AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
-
-
 def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
     """Return a command whose parameters are the options that ``options.toml`` has."""
     texts = {**_TABLES["shared"], **_TABLES.get(name, {})}
