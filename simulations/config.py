@@ -20,7 +20,7 @@ OPTIONS = {"bottom": "model"}  # settings whose option has another name
 PRIVACY = ("label-dp", "label-budget", "label-ledger", "canaries")  # of labels
 LISTS = ("passive", "attack", "missing", "drop")  # with commas, or repeated options
 _AT_LEAST_ONE = ("parties", "width", "epochs", "threads", "local_steps")
-DATA, FILES, DEFENSE, RUN = "Data", "Own files", "Defense", "Run"  # panels of the help
+DATA, FILES = "Data", "Own files"  # panels of the help
 # By setting its help text, and the panel; one without a panel has no option.
 ABOUT = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
 
