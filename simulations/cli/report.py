@@ -8,11 +8,7 @@ from rich.console import Console
 
 from flower_vfl.leakage.recording import read_recording
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.report import (
-    PICTURES_FOLDER,
-    write_figures,
-    write_report,
-)
+from flower_vfl.simulations.report import PICTURES_FOLDER, write_figures, write_report
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
 from flower_vfl.specs import split_specs

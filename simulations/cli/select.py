@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import GAFM, SubsetTraining, select_delta, select_gamma
@@ -16,7 +16,7 @@ from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
-from flower_vfl.simulations.parties import PartyRows, load_rows
+from flower_vfl.simulations.parties import load_rows
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.specs import parse_spec
 
@@ -42,15 +42,12 @@ def select(
     chosen = choose_delta(config, candidates, fraction, repeats)
     if not chosen.learned:
         found = ", ".join(f"{d:g}: {a:.2f}" for d, a in chosen.train_aucs.items())
-        raise ConfigError(
-            f"after {config.epochs} epochs GAFM has not learned the labels of the "
-            f"rows it trained on (train AUC by delta: {found}), so the ratios are "
-            "meaningless; increase --epochs or --fraction"
-        )
+        text = f"after {config.epochs} epochs GAFM has not learned the training labels"
+        remedy = "increase --epochs or --fraction"
+        raise ConfigError(f"{text} (train AUC by delta: {found}); {remedy}")
     balanced = choose_gamma(config, fraction)
-    document = asdict(chosen) | asdict(balanced)
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(asdict(chosen) | asdict(balanced)))
         return
     rows = [
         [f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}"]
@@ -86,23 +83,17 @@ def subset_training(
 ) -> tuple[SubsetTraining, Callable[[float], GAFM]]:
     """Return the training on a part of a run's rows, and what a value is tried with."""
     if config.label_dp or config.label_budget:
-        raise ConfigError(
-            "settings are chosen by true labels, which label privacy does not cover; "
-            "leave out label-dp and label-budget, and use rows whose labels are public"
-        )
+        text = "settings are chosen by true labels, which label privacy does not cover"
+        raise ConfigError(f"{text}; use public labels without label-dp, label-budget")
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
         raise ConfigError("the label party has no labels to choose settings with")
     if label.data.inputs:
-        raise ConfigError(
-            "settings are chosen for passive parties only; set label-share to 0"
-        )
+        raise ConfigError("only passive parties may have columns; set label-share to 0")
     used = torch.from_numpy((label.codes == TRAIN).nonzero()[0])
     specs = [party.data.spec for party in rows[1:] if party.data.spec is not None]
-
-    def parts(party: PartyRows) -> list[Tensor]:
-        return [part[used] for part in as_tensors(party.data.inputs)]
+    inputs = [[p[used] for p in as_tensors(party.data.inputs)] for party in rows[1:]]
 
     def bottoms() -> list[nn.Module]:
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
@@ -117,7 +108,7 @@ def subset_training(
         return made
 
     training = SubsetTraining(
-        [parts(party) for party in rows[1:]],
+        inputs,
         as_tensors(label.labels)[0][used],
         bottoms,
         fraction,
