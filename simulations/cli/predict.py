@@ -65,18 +65,16 @@ def predict_saved(
     config = RunConfig(**load_result(folder)["config"])
     if config.alignment != NONE and not files:
         text = "only the parties of a run that aligned ids know its rows"
-        raise ConfigError(
-            f"{text}; pass files with new rows that all have the same ids"
-        )
+        raise ConfigError(f"{text}; pass files with new rows, with the same ids in all")
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
     config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
     # All parties are in this process.
     config = replace(config, track="", alignment=NONE, sealed=False)
     if files and (not config.label_party or len(files) != config.parties + 1):
-        text = (
-            f"a run on files, and one file for each of {config.parties} passive parties"
+        text = f"one file for each of {config.parties} passive parties"
+        raise ConfigError(
+            f"new rows need a run on files, and {text} (and of the label)"
         )
-        raise ConfigError(f"new rows need {text} (and the label party's, if any)")
     names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():

@@ -50,10 +50,8 @@ class TableFit:
         frame, categories = _named(frame), self.categories or {}
         absent = [name for name in (*self.numeric, *categories) if name not in frame]
         if absent:
-            raise ConfigError(
-                f"columns {absent} are missing from the table; it has "
-                f"{list(frame.columns)}"
-            )
+            text = f"columns {absent} are missing from the table"
+            raise ConfigError(f"{text}; it has {list(frame.columns)}")
         inputs: list[Tensor] = []
         if self.numeric:
             numbers = _numbers(frame[list(self.numeric)], self.log)
@@ -83,11 +81,10 @@ class TableFit:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> TableFit:
         """Return the fit that :meth:`state_dict` described."""
-        fields = dict(state)
-        values = fields.pop("categories") or {}
+        values = state["categories"] or {}
+        fields = {name: tuple(known) for name, known in state.items() if known}
         categories = {name: tuple(known) for name, known in values.items()}
-        columns = {name: tuple(column) for name, column in fields.items()}
-        return cls(**columns, categories=categories)
+        return cls(**fields | {"categories": categories})
 
 
 def prepare_table(
@@ -98,20 +95,16 @@ def prepare_table(
     log_columns: Collection[str] = (),
     min_count: int = 2,
 ) -> PartyData:
-    """Prepare one party's table for its bottom model.
+    """Prepare one party's table, with statistics of its own training rows only.
 
-    Only the party's own columns and the shared split are used, and statistics come
-    from training rows only, so a real party can do this alone. Numeric and boolean
-    columns become ``float32``: missing and infinite values are replaced by the median,
-    then columns are standardised. A column with missing training values also gets a
-    0/1 indicator column, placed after all numbers. Other columns become ``int64``
-    codes: a missing value has a code of its own, and new values and those of fewer
-    than `min_count` training rows share code 0.
+    Numbers become ``float32``: the median for missing and infinite values, then
+    standardised; a column with missing training values gets a 0/1 indicator after all
+    numbers. Others become ``int64`` codes: a missing value has its own, new values and
+    those of fewer than `min_count` training rows share code 0.
     """
     if len(frame) != len(codes):
-        raise ConfigError(
-            f"the table has {len(frame)} rows but the split has {len(codes)}"
-        )
+        text = f"the table has {len(frame)} rows but the split has {len(codes)}"
+        raise ConfigError(text)
     if frame.shape[1] == 0:
         raise ConfigError("the table has no columns to prepare")
     frame = _named(frame)
@@ -149,10 +142,8 @@ def _named(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _is_numeric(column: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        raise ConfigError(
-            f"column '{column.name}' holds dates; turn them into a number first, for "
-            "example days since a fixed date"
-        )
+        remedy = "turn them into a number, for example days since a fixed date"
+        raise ConfigError(f"column '{column.name}' holds dates; {remedy}")
     return bool(pd.api.types.is_numeric_dtype(column.dtype))
 
 
@@ -160,10 +151,8 @@ def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
     """Return finite numbers and NaN, with the log columns transformed."""
     for name in frame:
         if not pd.api.types.is_numeric_dtype(frame[name].dtype):
-            raise ConfigError(
-                f"column '{name}' was numeric when the preparation was fitted, but "
-                f"now holds {frame[name].dtype}"
-            )
+            text = f"column '{name}' was numeric when the preparation was fitted"
+            raise ConfigError(f"{text}, but now holds {frame[name].dtype}")
     values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isinf(values), np.nan, values)
     tailed = frame.columns.isin(list(log))

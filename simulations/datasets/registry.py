@@ -12,20 +12,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError, check_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.objectives import Task
 
 from . import files
 from .types import Dataset, Pictures
-
-Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a dataset comes from."""
 
-    read: Reader
+    read: Callable[[str, Any, str | None], Dataset]  # from name, file and target
     file: files.DataFile | None = None
     targets: tuple[str, ...] = ()
 
@@ -62,25 +60,20 @@ def read_table(
         _, held_out = train_test_split(frame.index, test_size=0.2, random_state=test)
         frame, test = frame.assign(is_test=frame.index.isin(held_out)), "is_test"
     regression = task == "regression"
+    numbers = np.arange(len(frame))
+    if ids is not None:
+        whole = pd.api.types.is_integer_dtype(frame[ids].dtype)
+        numbers = frame[ids].to_numpy(np.int64 if whole else str).copy()
     return Dataset(
         name=name,
         task=task,
         classes=() if regression else classes,
         labels=frame[label].to_numpy(np.float32 if regression else np.int64).copy(),
-        ids=_ids(frame, ids),
+        ids=numbers,
         table=frame.drop(columns=list(filter(None, (label, ids, test)))),
         test_mask=None if test is None else frame[test].to_numpy() == 1,
         log_columns=log_columns,
     )
-
-
-def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
-    if column is None:
-        return np.arange(len(frame))
-    values = frame[column]
-    if pd.api.types.is_integer_dtype(values.dtype):
-        return values.to_numpy(np.int64).copy()
-    return values.to_numpy(dtype=str)
 
 
 def read_text(
@@ -105,21 +98,15 @@ def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
     with np.load(path) as stored:
         words = [str(word) for word in stored["vocab"]]
         bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
-        return _classified(
-            name,
-            ("negative", "positive"),
-            stored["y"],
-            table=pd.DataFrame(bits, columns=words),
-            test_mask=stored["is_test"] == 1,
-            columns_are_words=True,
-        )
+        parts = {"table": pd.DataFrame(bits, columns=words), "columns_are_words": True}
+        test, classes = stored["is_test"] == 1, ("negative", "positive")
+        return _classified(name, classes, stored["y"], test_mask=test, **parts)
 
 
 def read_ham10000(name: str, path: Path, target: str | None) -> Dataset:
     """Return HAM10000's images of skin lesions, grouped by lesion.
 
-    With the target ``"rare-melanoma"`` they are 5,840 images, 10 % of them melanoma,
-    as many as in GAFM's subset of SIIM-ISIC.
+    ``"rare-melanoma"`` is 5,840 images, 10 % melanoma, as in GAFM's part of SIIM-ISIC.
     """
     with np.load(path) as stored:
         diagnosis = target == "dx"
@@ -189,10 +176,8 @@ def draw_synthetic() -> pd.DataFrame:
     """Return a table with a column for each of 1,024 parties; 32 tell of the label."""
     from sklearn.datasets import make_classification
 
-    columns, informative = 1024, 32
-    features, labels = make_classification(
-        2000, columns, n_informative=informative, n_redundant=0, random_state=0
-    )
+    kinds = {"n_informative": 32, "n_redundant": 0}
+    features, labels = make_classification(2000, 1024, random_state=0, **kinds)
     frame = pd.DataFrame(features.astype(np.float32)).add_prefix("f")
     return frame.assign(target=labels)
 
@@ -213,20 +198,13 @@ _BUNDLED: dict[str, Callable[[], pd.DataFrame]] = {
     "digits": partial(load_bundled, "digits"),
     "synthetic": draw_synthetic,
 }
-_READERS: dict[str, Reader] = {
-    "imdb": read_imdb,
-    "ham10000": read_ham10000,
-    "bhi": read_bhi,
-    "cifar10": read_cifar10,
-    "cifar10-20k": read_cifar10,
-}
+_READERS = {"imdb": read_imdb, "ham10000": read_ham10000, "bhi": read_bhi}
+_READERS |= dict.fromkeys(("cifar10", "cifar10-20k"), read_cifar10)
 
 
 def _source(name: str, entry: dict[str, Any]) -> Source:
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in entry.items()
-    }
+    known = ((k, tuple(v) if isinstance(v, list) else v) for k, v in entry.items())
+    given: dict[str, Any] = dict(known)
     targets, file = given.pop("targets", ()), None
     if "file" in given:
         stored = given.pop("file"), given.pop("sha256")
@@ -286,11 +264,9 @@ def load_dataset(
     source = SOURCES[name]
     if target is not None and target not in source.targets:
         choice = ", ".join(source.targets) or "none, leave it out"
-        raise ConfigError(
-            f"dataset '{name}' has no target '{target}'; its targets: {choice}"
-        )
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
+        text = f"dataset '{name}' has no target '{target}'; its targets: {choice}"
+        raise ConfigError(text)
+    require(limit is None or limit >= 1, "limit", "at least 1", limit)
     path = None if source.file is None else files.locate(source.file, data_dir)
     chosen = target or (source.targets[0] if source.targets else None)
     dataset = _whole(source, name, path, chosen)

@@ -40,8 +40,7 @@ class InputSpec:
         table = self.numeric > 0 or bool(self.cardinalities)
         if table == (self.image is not None):
             raise ValueError(
-                "an InputSpec describes either a table (numeric and/or categorical "
-                f"columns) or an image, got {self!r}"
+                f"an InputSpec is either a table or an image, got {self!r}"
             )
 
 
@@ -76,10 +75,8 @@ def _decode_jpegs(files: NDArray[Any], out: NDArray[np.uint8]) -> None:
     try:
         from PIL import Image  # optional: only the two JPEG datasets need it
     except ImportError as error:
-        raise ConfigError(
-            "this dataset is stored as JPEG files and needs pillow: "
-            "pip install 'flower-vfl[sim]'"
-        ) from error
+        remedy = "pip install 'flower-vfl[sim]'"
+        raise ConfigError(f"this dataset's JPEG files need pillow: {remedy}") from error
     for row, content in enumerate(files):
         with Image.open(io.BytesIO(content)) as image:
             out[row] = np.asarray(image)
@@ -110,14 +107,11 @@ class Dataset:
         features = self._present("table", "pictures", "text")
         for part, value in {**self._arrays(), **features}.items():
             if len(value) != len(self.labels):
-                raise ConfigError(
-                    f"dataset '{self.name}' has {len(self.labels)} labels but "
-                    f"{len(value)} rows in its {part}"
-                )
+                text = f"{len(self.labels)} labels but {len(value)} rows in its {part}"
+                raise ConfigError(f"dataset '{self.name}' has {text}")
         if len(features) != 1:
-            raise ConfigError(
-                f"dataset '{self.name}' must have either a table, pictures or text"
-            )
+            text = "must have either a table, pictures or text"
+            raise ConfigError(f"dataset '{self.name}' {text}")
         for array in self._arrays().values():
             array.setflags(write=False)
 
@@ -151,11 +145,7 @@ class Dataset:
     def split(
         self, seed: int, test_fraction: float = 0.2, valid_fraction: float = 0.0
     ) -> NDArray[np.int8]:
-        """Return for each row whether it is for training, validation or testing.
-
-        The official test set is used if the dataset has one. Rows of one group stay
-        together.
-        """
+        """Return the split of the rows: the official test set, and whole groups."""
         if self.test_mask is None:
             rows, test = np.arange(len(self)), test_fraction
         else:
@@ -169,10 +159,7 @@ class Dataset:
 
 
 def split_groups(
-    groups: NDArray[np.int64],
-    seed: int,
-    test_fraction: float = 0.2,
-    valid_fraction: float = 0.0,
+    groups: NDArray[np.int64], seed: int, test_fraction: float, valid_fraction: float
 ) -> NDArray[np.int8]:
     """Return a split of the rows that keeps each group in one part."""
     split_rows(len(groups), seed, test_fraction, valid_fraction)  # checks the fractions
@@ -187,10 +174,9 @@ def split_groups(
     by_group[order] = drawn
     codes: NDArray[np.int8] = by_group[member]
     if not (codes == TRAIN).any():
-        raise ConfigError(
-            f"no training rows are left: {len(names)} groups are too few for "
-            f"test_fraction={test_fraction} and valid_fraction={valid_fraction}"
-        )
+        held = f"test_fraction={test_fraction} and valid_fraction={valid_fraction}"
+        text = f"{len(names)} groups are too few for {held}"
+        raise ConfigError(f"no training rows are left: {text}")
     return codes
 
 
