@@ -98,9 +98,9 @@ def check_attacks(config: RunConfig) -> None:
         gamma = attack.gamma if isinstance(attack, Active) else None
         for index in attack.attackers(config.parties):
             if kinds.setdefault(index, gamma) != gamma:  # it has one optimizer
-                remedy = "choose passive, or active with one gamma"
+                remedy = "run once for passive, once for each gamma of active"
                 raise ConfigError(
-                    f"party {index} cannot combine these attacks in one run: {remedy}"
+                    f"party {index} cannot combine these attacks: {remedy}"
                 )
     for index in kinds:
         optimizer_of(config, index)

@@ -65,9 +65,7 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         known = {i: i for i in range(columns)} | {n: i for i, n in enumerate(names)}
         unknown = [key for group in self.parties for key in group if key not in known]
         if unknown or not self.parties or not all(map(len, self.parties)):
-            forms = (
-                f"a number, or for each party columns from 0 to {columns - 1} or names"
-            )
+            forms = f"a number, or lists of columns from 0 to {columns - 1} or of names"
             raise ConfigError(f"parties must be {forms}; unknown: {unknown}")
         return [np.array([known[key] for key in group]) for group in self.parties]
 
@@ -78,10 +76,8 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31))
         known = None if self.random_state is None else seed  # else the noise is secret
         with RandomState(seed):
-            bottoms = [
-                nn.Sequential(*dense_layers(len(group), self.hidden, self.width))
-                for group in self.groups_
-            ]
+            shapes = [(len(group), self.hidden, self.width) for group in self.groups_]
+            bottoms = [nn.Sequential(*dense_layers(*shape)) for shape in shapes]
             top = nn.Linear(self.width * len(bottoms), classes if classes > 2 else 1)
         objective: TopModelObjective = MeanSquaredError(top)
         if classes:

@@ -175,9 +175,7 @@ def check_files(config: RunConfig) -> list[str]:
         raise ConfigError(f"no file has the column '{min(unknown)}' to drop")
     if not config.normalise:
         party_files.check_spelling({path: rows.ids for path, rows in files.items()})
-    lines = [
-        line for path, rows in files.items() for line in party_files.summary(path, rows)
-    ]
+    lines = [line for file in files.items() for line in party_files.summary(*file)]
     found = infer_task(files[paths[0]].labels, config.task or None)  # type: ignore[arg-type]
     normalise = config.normalise if config.alignment != NONE else ""
     return [*lines, *label_warnings(files, found, normalise)]
@@ -185,9 +183,7 @@ def check_files(config: RunConfig) -> list[str]:
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     if config.absent_labels or config.absent_features:
-        raise ConfigError(
-            "absent-labels and absent-features are for datasets, not files"
-        )
+        raise ConfigError("absent-labels, absent-features are for datasets, not files")
     rows = order_by_ids(_read_file(config, file, is_label))
     aligned, ids = config.alignment != NONE, rows.ids
     if aligned:

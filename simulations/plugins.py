@@ -28,12 +28,8 @@ from .objectives import OBJECTIVES, PRESETS
 VARIABLE = "FLOWER_VFL_PLUGINS"
 GROUP = "flower_vfl.plugins"
 ADDED: dict[str, list[str]] = {}  # names that plugins have added to each registry
-_REGISTRIES: dict[str, dict[str, Any]] = {
-    "DEFENSES": DEFENSES,
-    "SCORE_ATTACKS": SCORE_ATTACKS,
-    "OBJECTIVES": OBJECTIVES,
-    "PRESETS": PRESETS,
-}
+_REGISTRIES: dict[str, Any] = {"DEFENSES": DEFENSES, "SCORE_ATTACKS": SCORE_ATTACKS}
+_REGISTRIES |= {"OBJECTIVES": OBJECTIVES, "PRESETS": PRESETS}
 _LOADED: set[str] = set()  # a plugin is loaded once per process
 
 

@@ -64,6 +64,7 @@ def compare(
     task, chosen = task_of(config), seeds_of(seeds, config.seed)
     methods = methods_of(defenses or _of_file(context), task, bool(target_leak))
     source = source_of(config)
+    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
 
     def run(methods: Sequence[Method], all_seeds: bool = True) -> Study:
         used = chosen if all_seeds else chosen[:1]
@@ -72,10 +73,8 @@ def compare(
             "compare",
             f"{source}: {len(methods)} methods",
             compare_trials(config, methods, used, engine),
-            workers=workers,
-            ray_address=ray_address,
-            gpus=gpus,
             bar=not as_json,
+            **on_ray,
         )
 
     check_trials(compare_trials(config, methods, chosen, engine))

@@ -79,6 +79,8 @@ def matrix(
     extra["command"] = shlex.join(["flower-vfl", *sys.argv[1:]])
     title = f"{len(grid.methods) + 1} methods on {len(parts)} datasets"
 
+    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+
     def run(trials: Sequence[Trial], stage: str) -> Study:
         begun, before = time.monotonic(), extra["wall_seconds"]
         study = None
@@ -88,10 +90,8 @@ def matrix(
                 grids.MATRIX,
                 f"{title}: {stage}",
                 trials,
-                workers=workers,
-                ray_address=ray_address,
-                gpus=gpus,
                 bar=not as_json,
+                **on_ray,
                 extra=extra,
             )
         finally:
@@ -103,9 +103,8 @@ def matrix(
 
     tuned = grids.tuning_trials(parts, config, tuning_seed)
     chosen = grids.choose(run(tuned, "tuning"))
-    study = run(
-        tuned + grids.reported_trials(parts, config, chosen, reported), "all runs"
-    )
+    tuned += grids.reported_trials(parts, config, chosen, reported)
+    study = run(tuned, "all runs")
     found = grids.ranking(grids.cells(study), beta)
     if docs is not None:
         write_whole(docs, benchmark_page(study).encode())

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -163,23 +163,12 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
 
 def registered() -> dict[str, str]:
     """Return the names that replace the placeholders of a setting's help."""
-    names = {
-        "datasets": dataset_names(),
-        "bottoms": BOTTOM_MODELS,
-        "tops": TOP_MODELS,
-        "objectives": OBJECTIVES,
-        "presets": PRESETS,
-        "optimizers": OPTIMIZERS,
-        "defenses": DEFENSES,
-        "codecs": CODECS,
-        "scores": SCORE_ATTACKS,
-        "completions": COMPLETIONS,
-        "trackers": TRACKERS,
-        "label_imputers": LABEL_SYNTHESIZERS,
-        "feature_imputers": FEATURE_SYNTHESIZERS,
-        "groups": GROUPS,
-        "normalisers": NORMALISERS,
-    }
+    names: dict[str, Iterable[str]] = {"datasets": dataset_names(), "groups": GROUPS}
+    names |= {"bottoms": BOTTOM_MODELS, "tops": TOP_MODELS, "objectives": OBJECTIVES}
+    names |= {"presets": PRESETS, "optimizers": OPTIMIZERS, "defenses": DEFENSES}
+    names |= {"codecs": CODECS, "scores": SCORE_ATTACKS, "completions": COMPLETIONS}
+    names |= {"label_imputers": LABEL_SYNTHESIZERS, "normalisers": NORMALISERS}
+    names |= {"feature_imputers": FEATURE_SYNTHESIZERS, "trackers": TRACKERS}
     return {key: ", ".join(known) for key, known in names.items()}
 
 

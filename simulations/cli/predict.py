@@ -72,9 +72,7 @@ def predict_saved(
     config = replace(config, track="", alignment=NONE, sealed=False)
     if files and (not config.label_party or len(files) != config.parties + 1):
         text = f"one file for each of {config.parties} passive parties"
-        raise ConfigError(
-            f"new rows need a run on files, and {text} (and of the label)"
-        )
+        raise ConfigError(f"new rows need a run on files, {text}, and the label party")
     names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():

@@ -67,9 +67,7 @@ def audit(
     leaks, sentences = leak_table(study), list(findings(study))
 
     def show() -> None:
-        cells = [
-            [str(name), *(f"{v:.3f}" for v in row)] for name, row in leaks.iterrows()
-        ]
+        cells = leaks.map("{:.3f}".format).reset_index().values.tolist()
         console = Console(highlight=False)
         rows = {name: len(set(own["row"])) for name, own in found.parties.items()}
         listed = ", ".join(f"{name} ({n} rows)" for name, n in rows.items())

@@ -52,15 +52,14 @@ def sweep(
     trials = sweep_trials(config, methods, varied, engine)
     check_trials(trials)
     source = source_of(config)
+    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
     study = run_study(
         out or Path("runs") / f"sweep-{source}",
         "sweep",
         f"{source}: {', '.join(['defense', *varied])}",
         trials,
-        workers=workers,
-        ray_address=ray_address,
-        gpus=gpus,
         bar=not as_json,
+        **on_ray,
     )
     found = study.extra["tradeoff"] = tradeoff(study)
     study.save()

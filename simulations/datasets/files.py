@@ -149,13 +149,11 @@ class OpenMLTable:
 
     def __call__(self, folder: Path) -> pd.DataFrame:
         """Download the table and check it."""
-        place = f"OpenML (data id {self.data_id})"
-        from sklearn import datasets
+        place, home = f"OpenML (data id {self.data_id})", str(folder)
+        from sklearn.datasets import fetch_openml
 
         try:
-            bunch = datasets.fetch_openml(
-                data_id=self.data_id, as_frame=True, data_home=str(folder)
-            )
+            bunch = fetch_openml(data_id=self.data_id, as_frame=True, data_home=home)
         except (OSError, ValueError, HTTPException) as error:
             raise ConfigError(f"{place} did not answer ({error})") from error
         try:
@@ -165,9 +163,8 @@ class OpenMLTable:
         rows, total = len(frame), float(frame[self.label].sum())
         if rows != self.rows or not np.isclose(total, self.label_sum, rtol=1e-6):
             got = f"{place} gave {rows} rows whose labels add up to {total:g}"
-            raise ConfigError(
-                f"{got}, expected {self.rows} rows and {self.label_sum:g}"
-            )
+            wanted = f"{self.rows} rows and {self.label_sum:g}"
+            raise ConfigError(f"{got}, expected {wanted}")
         return frame
 
 

@@ -39,9 +39,7 @@ class InputSpec:
     def __post_init__(self) -> None:
         table = self.numeric > 0 or bool(self.cardinalities)
         if table == (self.image is not None):
-            raise ValueError(
-                f"an InputSpec is either a table or an image, got {self!r}"
-            )
+            raise ValueError(f"a spec is either a table or an image, got {self!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,10 +212,8 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
     size, extra = divmod(columns, parties)
     widths = plan.widths or [size + (number < extra) for number in range(parties)]
     if sum(widths) != columns:
-        text = (
-            f"the widths {list(widths)} add up to {sum(widths)}, but {columns} columns"
-        )
-        raise ConfigError(f"{text} are to be divided among the passive parties")
+        text = f"the widths {list(widths)} add up to {sum(widths)}"
+        raise ConfigError(f"{text}, but {columns} columns are to be divided")
     if plan.fractions:
         ends = np.rint(np.cumsum(plan.fractions) * columns).astype(int).tolist()
         bounds = [0, *ends[:-1], columns]

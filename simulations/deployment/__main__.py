@@ -40,16 +40,10 @@ def main(
     is encrypted and stays on loopback. It takes about 45 seconds, most of which Flower
     needs to start.
     """
-    settings = {
-        "id-column": ID_COLUMN,
-        "label-column": LABEL_COLUMN,
-        "parties": 2,
-        "epochs": epochs,
-        "batch-size": batch_size,
-        "seed": seed,
-        "checkpoint-every": 100,
-        "transport": "plain" if plain else "resident",
-    }
+    settings: dict[str, Any] = {"id-column": ID_COLUMN, "label-column": LABEL_COLUMN}
+    settings |= {"parties": 2, "epochs": epochs, "batch-size": batch_size, "seed": seed}
+    settings["checkpoint-every"] = 100
+    settings["transport"] = "plain" if plain else "resident"
     signal.signal(signal.SIGTERM, _terminate)
     try:
         with ExitStack() as stack:

@@ -7,7 +7,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,12 +78,10 @@ def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]
 
     with tempfile.TemporaryDirectory() as temporary:
         placed = config if config.out else replace(config, out=temporary)
-        app, settings = (
-            Path(__file__).parents[1] / "label_leakage",
-            placed.to_run_config(),
-        )
+        app, nodes = Path(__file__).parents[1] / "label_leakage", config.parties + 1
+        settings = placed.to_run_config()
         with status if bar and console.is_terminal else nullcontext():
-            run_app(app, run_config=settings, nodes=config.parties + 1, on_line=show)
+            run_app(app, run_config=settings, nodes=nodes, on_line=show)
         return load_result(Path(placed.out))
 
 
@@ -120,12 +118,8 @@ def watch_memory() -> Iterator[dict[str, int]]:
         thread.join()
 
 
-ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
-    "in-process": run_in_process,
-    "stacked": run_stacked,
-    "ray": run_on_flower,
-    "flower": run_on_flower,
-}
+ENGINES = {"in-process": run_in_process, "stacked": run_stacked}
+ENGINES |= {"ray": run_on_flower, "flower": run_on_flower}
 
 
 def run_and_attack(

@@ -193,9 +193,7 @@ class Runtime:
         """Start one of Flower's commands as the leader of a new Unix session."""
         path = shutil.which(command[0], path=self._environment["PATH"])
         if path is None:
-            remedy = (
-                f"install flwr[simulation] into the environment of {sys.executable}"
-            )
+            remedy = f"install flwr[simulation] for {sys.executable}"
             raise VerticalError(f"the command '{command[0]}' is missing: {remedy}")
         process = subprocess.Popen(
             [path, *command[1:]],
