@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.leakage.attacks.registry import SCORE_ATTACKS
-from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
+from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.leakage.monitor import Leakage, Membership
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
@@ -144,15 +144,16 @@ def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
     found = []
     for text, attack in completions_of(config).items():
         for index in attack.attackers(config.parties):
-            for seed, result in _repeat(config, state_dir, attack, index):
+            for seed, figures in _repeat(config, state_dir, attack, index):
                 entry = {"attack": text, "party": f"passive-{index}", "seed": seed}
-                found.append(entry | _figures(result))
+                found.append(entry | figures)
     return found
 
 
 def _repeat(
     config: RunConfig, state_dir: Path, attack: Passive, index: int
-) -> Iterator[tuple[int, CompletionResult]]:
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the seed and the success of each repetition of an attack."""
     rows, label = load_rows(config, index), load_rows(config, 0)
     party, truth = make_passive(config, rows), _classes_of(label)
     state = DirectoryStore(state_dir / f"passive-{index}").load("final")
@@ -176,15 +177,11 @@ def _repeat(
             test_labels=test[1] if len(test[1]) else None,
             fresh=lambda: build_bottom(config.bottom, spec, config.width),
         )
-        yield own.seed, result
-
-
-def _figures(result: CompletionResult) -> dict[str, Any]:
-    figures = {
-        "train": result.train_success,
-        "test": result.test_success,
-        "labels_only_train": result.baseline_train_success,
-        "labels_only_test": result.baseline_test_success,
-    }
-    known = {k: None if v != v else v for k, v in figures.items()}  # JSON has no NaN
-    return {"metric": result.metric, **known}
+        figures = {
+            "train": result.train_success,
+            "test": result.test_success,
+            "labels_only_train": result.baseline_train_success,
+            "labels_only_test": result.baseline_test_success,
+        }
+        known = {k: None if v != v else v for k, v in figures.items()}  # no NaN in JSON
+        yield own.seed, {"metric": result.metric, **known}

@@ -1,7 +1,7 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a subset of the training rows."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import GAFM, SubsetTraining, select_delta, select_gamma
-from flower_vfl.objectives.selection import DELTAS, DeltaChoice, GammaChoice
+from flower_vfl.objectives.selection import DELTAS
 from flower_vfl.parties.base import as_tensors
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
@@ -39,13 +39,14 @@ def select(
         candidates = [float(text) for text in deltas.split(",")]
     except ValueError as error:
         raise ConfigError(f"'{deltas}' are not numbers like 0.05,0.1") from error
-    chosen = choose_delta(config, candidates, fraction, repeats)
+    training, make = subset_training(config, fraction, "delta")
+    chosen = select_delta(training, make, candidates, repeats)
     if not chosen.learned:
         found = ", ".join(f"{d:g}: {a:.2f}" for d, a in chosen.train_aucs.items())
         text = f"after {config.epochs} epochs GAFM has not learned the training labels"
         remedy = "increase --epochs or --fraction"
         raise ConfigError(f"{text} (train AUC by delta: {found}); {remedy}")
-    balanced = choose_gamma(config, fraction)
+    balanced = select_gamma(*subset_training(config, fraction, "gamma"))
     if as_json:
         print(json.dumps(asdict(chosen) | asdict(balanced)))
         return
@@ -60,22 +61,6 @@ def select(
         f"{balanced.gamma:.3g} makes both gradients equally large",
         highlight=False,
     )
-
-
-def choose_delta(
-    config: RunConfig,
-    deltas: Sequence[float] = DELTAS,
-    fraction: float = 0.1,
-    repeats: int = 5,
-) -> DeltaChoice:
-    """Return GAFM's Δ for a run; everything else is as the settings say."""
-    training, make = subset_training(config, fraction, "delta")
-    return select_delta(training, make, deltas, repeats)
-
-
-def choose_gamma(config: RunConfig, fraction: float = 0.1) -> GammaChoice:
-    """Return GAFM's γ for a run; everything else is as the settings say."""
-    return select_gamma(*subset_training(config, fraction, "gamma"))
 
 
 def subset_training(

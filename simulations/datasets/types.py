@@ -63,21 +63,21 @@ class Pictures:
         if decoded.dtype == object:
             channels, height, width = self.shape
             decoded = np.empty((len(self), height, width, channels), dtype=np.uint8)
-            _decode_jpegs(self.stored, decoded)
+            for row, file in enumerate(self.stored):
+                decoded[row] = _decoded(file)
         ordered = np.array(decoded.transpose(0, 3, 1, 2), order="C")
         ordered.setflags(write=False)
         return ordered
 
 
-def _decode_jpegs(files: NDArray[Any], out: NDArray[np.uint8]) -> None:
+def _decoded(file: bytes) -> NDArray[np.uint8]:
     try:
         from PIL import Image  # optional: only the two JPEG datasets need it
     except ImportError as error:
         remedy = "pip install 'flower-vfl[sim]'"
         raise ConfigError(f"this dataset's JPEG files need pillow: {remedy}") from error
-    for row, content in enumerate(files):
-        with Image.open(io.BytesIO(content)) as image:
-            out[row] = np.asarray(image)
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image, dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
