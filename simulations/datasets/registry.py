@@ -1,12 +1,12 @@
 """The datasets by name, and the readers of their files."""
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,7 @@ def read_table(
     test: str | int | None = None,
     categorical: tuple[str, ...] = (),
     log_columns: tuple[str, ...] = (),
-    bundled: Callable[[], pd.DataFrame] | None = None,
+    bundled: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return a table from a CSV file, or from scikit-learn if there is no file.
 
@@ -53,7 +53,7 @@ def read_table(
         frame = pd.read_csv(path, dtype=dict.fromkeys(codes, str))
     else:
         assert bundled is not None  # otherwise the file was required
-        frame = bundled()
+        frame = load_bundled(**bundled)
     if isinstance(test, int):
         from sklearn.model_selection import train_test_split
 
@@ -167,37 +167,18 @@ def load_bundled(name: str, **options: Any) -> pd.DataFrame:
     """Return a table of scikit-learn, which takes seconds to import."""
     from sklearn import datasets
 
-    load = getattr(datasets, f"load_{name}")
-    frame: pd.DataFrame = load(as_frame=True, **options).frame
-    return frame
-
-
-def draw_synthetic() -> pd.DataFrame:
-    """Return a table with a column for each of 1,024 parties; 32 tell of the label."""
-    from sklearn.datasets import make_classification
-
+    if name != "synthetic":
+        load = getattr(datasets, f"load_{name}")
+        return cast(pd.DataFrame, load(as_frame=True, **options).frame)
+    # A column for each of 1,024 parties, of which 32 tell of the label.
     kinds = {"n_informative": 32, "n_redundant": 0}
-    features, labels = make_classification(2000, 1024, random_state=0, **kinds)
+    features, labels = datasets.make_classification(2000, 1024, random_state=0, **kinds)
     frame = pd.DataFrame(features.astype(np.float32)).add_prefix("f")
     return frame.assign(target=labels)
 
 
-_FETCHED = {
-    "spambase": files.SPAMBASE,
-    "credit-default": files.CREDIT_DEFAULT,
-    "boston": files.BOSTON,
-    "boston-gafm": files.BOSTON,
-    "adult": files.ADULT,
-}
-_BUNDLED: dict[str, Callable[[], pd.DataFrame]] = {
-    "breast-cancer": partial(load_bundled, "breast_cancer"),
-    "wdbc": partial(load_bundled, "breast_cancer"),
-    "diabetes": partial(load_bundled, "diabetes"),
-    "diabetes-gafm": partial(load_bundled, "diabetes"),
-    "diabetes-raw": partial(load_bundled, "diabetes", scaled=False),
-    "digits": partial(load_bundled, "digits"),
-    "synthetic": draw_synthetic,
-}
+_FETCHED = {"spambase": files.SPAMBASE, "credit-default": files.CREDIT_DEFAULT}
+_FETCHED |= {"boston": files.BOSTON, "boston-gafm": files.BOSTON, "adult": files.ADULT}
 _READERS = {"imdb": read_imdb, "ham10000": read_ham10000, "bhi": read_bhi}
 _READERS |= dict.fromkeys(("cifar10", "cifar10-20k"), read_cifar10)
 
@@ -208,13 +189,11 @@ def _source(name: str, entry: dict[str, Any]) -> Source:
     targets, file = given.pop("targets", ()), None
     if "file" in given:
         stored = given.pop("file"), given.pop("sha256")
-        file = files.DataFile(*stored, _FETCHED.get(name), name in _BUNDLED)
+        file = files.DataFile(*stored, _FETCHED.get(name), "bundled" in given)
     if name in _READERS:
         return Source(_READERS[name], file, targets)
-    if "text" in given:
-        return Source(partial(read_text, **given), file, targets)
-    given["bundled"] = _BUNDLED.get(name)
-    return Source(partial(read_table, **given), file, targets)
+    read = read_text if "text" in given else read_table
+    return Source(partial(read, **given), file, targets)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text("utf-8"))
