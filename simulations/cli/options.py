@@ -27,13 +27,8 @@ from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
 from flower_vfl.specs import split_specs
-from flower_vfl.strategies import (
-    CODECS,
-    DEFENSES,
-    TRACKERS,
-    build_defense,
-    defense_spec,
-)
+from flower_vfl.strategies import CODECS, DEFENSES, TRACKERS
+from flower_vfl.strategies.defenses.registry import build_defense, defense_spec
 
 _TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -69,7 +64,7 @@ def results_folder(path: Path | None) -> Path | None:
 
 
 def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose parameters are the options that ``options.toml`` has."""
+    """Give the parameters of a command the options that ``options.toml`` has."""
     texts = {**_TABLES["shared"], **_TABLES.get(name, {})}
     parameters = [
         p.replace(annotation=Annotated[p.annotation, _declared(texts[p.name])])
@@ -78,11 +73,7 @@ def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
         for p in inspect.signature(command, eval_str=True).parameters.values()
     ]
 
-    @functools.wraps(command)
-    def call(**values: Any) -> None:
-        command(**values)
-
-    return _with_parameters(call, parameters)
+    return _with_parameters(command, parameters)
 
 
 def _declared(about: str | dict[str, Any]) -> Any:

@@ -88,19 +88,14 @@ class TableFit:
 
 
 def prepare_table(
-    frame: pd.DataFrame,
-    codes: NDArray[np.int8],
-    *,
-    categorical: Collection[str] = (),
-    log_columns: Collection[str] = (),
-    min_count: int = 2,
+    frame: pd.DataFrame, codes: NDArray[np.int8], log_columns: Collection[str] = ()
 ) -> PartyData:
     """Prepare one party's table, with statistics of its own training rows only.
 
     Numbers become ``float32``: the median for missing and infinite values, then
     standardised; a column with missing training values gets a 0/1 indicator after all
     numbers. Others become ``int64`` codes: a missing value has its own, new values and
-    those of fewer than `min_count` training rows share code 0.
+    those of one training row share code 0.
     """
     if len(frame) != len(codes):
         text = f"the table has {len(frame)} rows but the split has {len(codes)}"
@@ -112,8 +107,8 @@ def prepare_table(
     if train.empty:
         raise ConfigError("the split has no training rows to learn from")
     names = frame.columns
-    numeric = [n for n in names if _is_numeric(train[n]) and n not in categorical]
-    values = {n: _common(train[n], min_count) for n in names if n not in numeric}
+    numeric = [name for name in names if _is_numeric(train[name])]
+    values = {name: _common(train[name]) for name in names if name not in numeric}
     log = tuple(name for name in numeric if name in log_columns)
     fit = TableFit(categories=values)
     if numeric:
@@ -160,11 +155,11 @@ def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
     return values
 
 
-def _common(column: pd.Series[Any], min_count: int) -> tuple[str | None, ...]:
-    """Return the values of enough training rows: missing first, then sorted text."""
+def _common(column: pd.Series[Any]) -> tuple[str | None, ...]:
+    """Return the values of two or more training rows: missing first, then as text."""
     counts = _text(column).value_counts()
-    common = sorted(str(value) for value in counts[counts >= min_count].index)
-    return (None, *common) if column.isna().sum() >= min_count else tuple(common)
+    common = sorted(str(value) for value in counts[counts > 1].index)
+    return (None, *common) if column.isna().sum() > 1 else tuple(common)
 
 
 def _encode(

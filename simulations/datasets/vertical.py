@@ -69,7 +69,7 @@ def _columns(dataset: Dataset, codes: bytes, columns: tuple[str, ...]) -> PartyD
     """Prepare columns of a table."""
     assert dataset.table is not None
     own, split = dataset.table[list(columns)], np.frombuffer(codes, dtype=np.int8)
-    return prepare_table(own, split, log_columns=dataset.log_columns)
+    return prepare_table(own, split, dataset.log_columns)
 
 
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:

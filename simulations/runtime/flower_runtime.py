@@ -181,7 +181,7 @@ class Runtime:
         self._environment = _environment(home, folder)
         self._processes: list[Process] = []
         self._servers: dict[str, Process] = {}
-        self._logs: dict[str, Path] = {}
+        self._logs = folder
         self._reaper = ProcessReaper(folder)
 
     def start(
@@ -225,10 +225,10 @@ class Runtime:
         # The SuperExec is started here, in a session that stop() ends.
         link += ["--isolation", "process", "--host", LOOPBACK, "--port", str(port)]
         executor += ["--runtime-api-address", f"{LOOPBACK}:{port}"]
+        self._logs = logs
         for name, options in (("superlink", link), ("superexec", executor)):
-            self._logs[name] = logs / f"{name}.log"
-            command = [f"flower-{name}", *options]
-            self._servers[name] = self.start_logged(command, self._logs[name])
+            command, log = [f"flower-{name}", *options], logs / f"{name}.log"
+            self._servers[name] = self.start_logged(command, log)
         patience = time.monotonic() + _SERVER_START
         while not answers(port, tls.authority if tls else None):
             self.check_servers()
@@ -299,7 +299,7 @@ class Runtime:
             raise VerticalError(f"could not end processes of the run: {sorted(left)}")
 
     def _log(self, name: str) -> str:
-        text = self._logs[name].read_text(errors="replace")
+        text = (self._logs / f"{name}.log").read_text(errors="replace")
         return "\n".join(plain(text).splitlines()[-LAST_LINES:])
 
 
