@@ -99,9 +99,7 @@ def check_attacks(config: RunConfig) -> None:
         for index in attack.attackers(config.parties):
             if kinds.setdefault(index, gamma) != gamma:  # it has one optimizer
                 remedy = "run once for passive, once for each gamma of active"
-                raise ConfigError(
-                    f"party {index} cannot combine these attacks: {remedy}"
-                )
+                raise ConfigError(f"party {index} cannot combine attacks: {remedy}")
     for index in kinds:
         optimizer_of(config, index)
     if kinds:
