@@ -83,7 +83,7 @@ def _declared(about: str | dict[str, Any]) -> Any:
     if about.get("argument"):
         return typer.Argument(help=text)
     names = [about["option"]] if "option" in about else []
-    more = {name: about[name] for name in ("panel", "min") if name in about}
+    more: Any = {name: about[name] for name in ("panel", "min") if name in about}
     more |= {"callback": results_folder} if about.get("folder") else {}
     return option(text, *names, **more)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import typer
@@ -80,7 +81,8 @@ def reproduce(
 
 def _list(as_json: bool) -> None:
     heads = ["name", "paper", "title", "runs", "minutes"]
-    entries, rows = [], []
+    entries: list[dict[str, Any]] = []
+    rows = []
     for each in map(load_experiment, experiment_names()):
         about, count = each.about, len(runs.trials_of(each))
         known = each.name, about["paper"], about["title"], count, each.minutes
