@@ -1,7 +1,5 @@
 """Vertical training as estimators of scikit-learn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

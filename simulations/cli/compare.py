@@ -1,7 +1,5 @@
 """``flower-vfl compare``: several defenses on one dataset, over seeds, in one table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

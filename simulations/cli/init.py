@@ -1,7 +1,5 @@
 """``flower-vfl init`` and ``inspect``: what files hold, and settings for a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """``flower-vfl matrix``: tuned defenses, ranked by attacks on several datasets."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

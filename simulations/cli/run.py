@@ -1,7 +1,5 @@
 """``flower-vfl run``: one run, from the command line or a TOML file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -27,9 +27,8 @@ LEAKAGE, COST = "leakage", "cost"  # its parts
 # Datasets that a number of parties can share, by their columns.
 COLUMNS = {"breast-cancer": 30, "criteo": 39, "spambase": 57, "digits": 64}
 COLUMNS |= {"imdb": 500, "ag-news": 1000, "synthetic": 1024}
-DEFAULT = RunConfig(
-    dataset="digits", attack="norm,mean:held_out=true", coalitions="all", width=4
-)
+DEFAULT = RunConfig(dataset="digits", attack="norm,mean:held_out=true", width=4)
+DEFAULT = replace(DEFAULT, coalitions="all")
 _WIDEST = "synthetic"  # instead of the default, for more parties than it has columns
 _FILES = ("passive", "label_party", "id_column", "label_column", "task", "missing")
 
@@ -183,9 +182,8 @@ def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
 
 def _leaks(records: pd.DataFrame, column: str) -> Leaks:
     """Return mean, worst and coalition of each attack, mean over the runs."""
-    found = (
-        metrics.leaks(records).query("layer == '' and not random").dropna(subset=column)
-    )
+    found = metrics.leaks(records).query("layer == '' and not random")
+    found = found.dropna(subset=column)
     by = [KEY, "attack"]
     single = found[~found["coalition"]].groupby(by, sort=False)[column]
     joint = found[found["coalition"]].groupby(by)[column].max()

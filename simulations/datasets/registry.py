@@ -248,18 +248,15 @@ def load_dataset(
     require(limit is None or limit >= 1, "limit", "at least 1", limit)
     path = None if source.file is None else files.locate(source.file, data_dir)
     chosen = target or (source.targets[0] if source.targets else None)
-    dataset = _whole(source, name, path, chosen)
-    if limit is None or limit >= len(dataset):
-        return dataset
-    return _limited(dataset, limit)
+    return _rows(name, path, chosen, limit)
 
 
-@lru_cache(maxsize=32)
-def _whole(source: Source, name: str, path: Path | None, target: str | None) -> Dataset:
-    return source.read(name, path, target)
-
-
-@lru_cache(maxsize=32)
-def _limited(dataset: Dataset, limit: int) -> Dataset:
+@lru_cache(maxsize=64)
+def _rows(
+    name: str, path: Path | None, target: str | None, limit: int | None
+) -> Dataset:
+    if limit is None:
+        return SOURCES[name].read(name, path, target)
+    dataset = _rows(name, path, target, None)
     order = np.random.default_rng(0).permutation(len(dataset))
-    return dataset.take(np.sort(order[:limit]))
+    return dataset if limit >= len(dataset) else dataset.take(np.sort(order[:limit]))

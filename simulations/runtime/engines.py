@@ -1,7 +1,5 @@
 """Engines that execute a run: this process, or Flower's runtimes."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import tempfile
