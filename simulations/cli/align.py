@@ -47,9 +47,9 @@ def align(
         raise ConfigError(f"--method must be one of {', '.join(METHODS)}")
     sources = _by_name(files)
     given = parts(id_column)
-    if len(given) not in (1, len(files)):
+    given = given * len(files) if len(given) == 1 else given
+    if len(given) != len(files):
         raise ConfigError(f"{len(given)} id columns are given for {len(files)} files")
-    given *= len(files) if len(given) == 1 else 1
     columns = dict(zip(sources, given, strict=True))
     ids = {name: read_ids(path, columns[name]) for name, path in sources.items()}
     try:

@@ -62,18 +62,14 @@ def compare(
     task, chosen = task_of(config), seeds_of(seeds, config.seed)
     methods = methods_of(defenses or _of_file(context), task, bool(target_leak))
     source = source_of(config)
-    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    folder = out or Path("runs") / f"compare-{source}"
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
 
     def run(methods: Sequence[Method], all_seeds: bool = True) -> Study:
         used = chosen if all_seeds else chosen[:1]
-        return run_study(
-            out or Path("runs") / f"compare-{source}",
-            "compare",
-            f"{source}: {len(methods)} methods",
-            compare_trials(config, methods, used, engine),
-            bar=not as_json,
-            **on_ray,
-        )
+        title = f"{source}: {len(methods)} methods"
+        trials = compare_trials(config, methods, used, engine)
+        return run_study(folder, "compare", title, trials, bar=not as_json, **how)
 
     check_trials(compare_trials(config, methods, chosen, engine))
     if target_leak:

@@ -76,22 +76,15 @@ def matrix(
     extra |= {"left_out": reasons, "workers": workers}
     extra["command"] = shlex.join(["flower-vfl", *sys.argv[1:]])
     title = f"{len(grid.methods) + 1} methods on {len(parts)} datasets"
-
-    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    how |= {"bar": not as_json, "extra": extra}
 
     def run(trials: Sequence[Trial], stage: str) -> Study:
         begun, before = time.monotonic(), extra["wall_seconds"]
         study = None
         try:
-            study = run_study(
-                folder,
-                grids.MATRIX,
-                f"{title}: {stage}",
-                trials,
-                bar=not as_json,
-                **on_ray,
-                extra=extra,
-            )
+            name = f"{title}: {stage}"
+            study = run_study(folder, grids.MATRIX, name, trials, **how)
         finally:
             extra["wall_seconds"] = before + time.monotonic() - begun
             study = study or Study.load(folder)

@@ -50,17 +50,13 @@ def select(
     if as_json:
         print(json.dumps(asdict(chosen) | asdict(balanced)))
         return
-    rows = [
-        [f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}"]
-        for delta, ratio in chosen.ratios.items()
-    ]
-    console = Console()
+    aucs, ratios = chosen.train_aucs, chosen.ratios
+    rows = [[f"{d:g}", f"{aucs[d]:.3f}", f"{ratio:.3f}"] for d, ratio in ratios.items()]
+    console = Console(highlight=False)
     console.print(text_table(["delta", "train AUC", "leak AUC / train AUC"], rows, 0))
-    console.print(
-        f"delta {chosen.delta:g} leaks least relative to its train AUC; gamma "
-        f"{balanced.gamma:.3g} makes both gradients equally large",
-        highlight=False,
-    )
+    leaking = f"delta {chosen.delta:g} leaks least relative to its train AUC"
+    equal = f"gamma {balanced.gamma:.3g} makes both gradients equally large"
+    console.print(f"{leaking}; {equal}")
 
 
 def subset_training(
@@ -92,15 +88,7 @@ def subset_training(
             raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
         return made
 
-    training = SubsetTraining(
-        inputs,
-        as_tensors(label.labels)[0][used],
-        bottoms,
-        fraction,
-        config.epochs,
-        config.batch_size or len(used),
-        build_optimizer(config.optimizer),
-        config.aggregation,
-        config.seed,
-    )
-    return training, make
+    labels, batch = as_tensors(label.labels)[0][used], config.batch_size or len(used)
+    optimizer = build_optimizer(config.optimizer)
+    given = config.epochs, batch, optimizer, config.aggregation, config.seed
+    return SubsetTraining(inputs, labels, bottoms, fraction, *given), make

@@ -52,15 +52,10 @@ def sweep(
     trials = sweep_trials(config, methods, varied, engine)
     check_trials(trials)
     source = source_of(config)
-    on_ray: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
-    study = run_study(
-        out or Path("runs") / f"sweep-{source}",
-        "sweep",
-        f"{source}: {', '.join(['defense', *varied])}",
-        trials,
-        bar=not as_json,
-        **on_ray,
-    )
+    folder = out or Path("runs") / f"sweep-{source}"
+    title = f"{source}: {', '.join(['defense', *varied])}"
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    study = run_study(folder, "sweep", title, trials, bar=not as_json, **how)
     found = study.extra["tradeoff"] = tradeoff(study)
     study.save()
     found = found | {"verdict": list(verdict(comparison(study)))}

@@ -124,7 +124,9 @@ def _temporary_folder() -> Iterator[Path]:
     """Return a folder whose path is short enough for Ray's sockets."""
     # They lie about 70 characters below it; the path of a Unix socket has 103.
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 20 else "/tmp"
-    with tempfile.TemporaryDirectory("", "vfl-", parent, True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="vfl-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
         yield Path(folder)
 
 
