@@ -212,5 +212,5 @@ def read_json(path: Path) -> Document | None:
 def check_format(document: Mapping[str, Any], path: Path) -> None:
     """Refuse a file that another version wrote."""
     if (given := document.get("format")) != FORMAT:
-        remedy = f"this version reads format {FORMAT}; run its command again"
+        remedy = f"this version reads {FORMAT}; run the command that made it again"
         raise ConfigError(f"'{path}' has format {given}, {remedy}")
