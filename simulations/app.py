@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
 
+from flower_vfl import strategies
 from flower_vfl.alignment import AlignmentSettings
 from flower_vfl.errors import ConfigError
 from flower_vfl.grids.resident import Limits, ResidentGrid, resident
@@ -25,19 +26,7 @@ from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.protocol.client_app import vertical_client_app
 from flower_vfl.protocol.replay import node_name, node_role
 from flower_vfl.specs import split_specs
-from flower_vfl.strategies import (
-    Alignment,
-    Checkpoints,
-    Compression,
-    Defense,
-    EarlyStopping,
-    Placement,
-    TensorBoard,
-    Tracker,
-    VerticalResult,
-    VerticalStrategy,
-    build_tracker,
-)
+from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.strategies.alignment import NONE
 from flower_vfl.strategies.setup import read_node_table
 
@@ -49,6 +38,9 @@ from .plugins import load_plugins
 from .results import result_document, save_result
 
 server_app = ServerApp()
+# Settings that the strategy has under the same name.
+_SAME = "batch_size seed aggregation test_fraction valid_fraction evaluate_every "
+_SAME += "threads pipeline sealed local_steps"
 _LONGEST_OPENING = 120.0  # seconds; a SuperNode notices a killed client after a minute
 
 
@@ -59,10 +51,8 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     file = context.node_config.get("data")
     number = context.node_config.get("partition-id")
     if file is None and number is None:
-        raise ConfigError(
-            "this node has no data; start its SuperNode with --node-config "
-            "'... data=\"/path/of/its/file.csv\"'"
-        )
+        remedy = "start its SuperNode with --node-config '... data=\"/path/file.csv\"'"
+        raise ConfigError(f"this node has no data; {remedy}")
     index = 0
     if node_role(context) == "passive":
         index = 1 if number is None else max(int(number), 1)
@@ -71,12 +61,8 @@ def rows_at(context: Context) -> tuple[RunConfig, PartyRows]:
     known_already = config.resume and FIT in store.tags()
     if isinstance(store, DirectoryStore) and not known_already:
         fit = rows.data.fit.state_dict() if rows.data.fit is not None else None
-        known = {
-            "fit": fit,
-            "columns": list(rows.data.columns),
-            "task": rows.task,
-            "classes": list(rows.classes),
-        }
+        known: dict[str, Any] = {"fit": fit, "columns": list(rows.data.columns)}
+        known |= {"task": rows.task, "classes": list(rows.classes)}
         with writing(node_name(context), FIT):
             store.save(FIT, known)
     return config, rows
@@ -122,71 +108,47 @@ client_app = resident(vertical_client_app(passive_at, label_at, alignment=aligni
 
 def make_strategy(config: RunConfig, progress: bool | None = None) -> VerticalStrategy:
     """Return the strategy of a run."""
-    if config.alignment != NONE:
-        _check_aligned(config)
+    if config.alignment != NONE:  # only the parties know labels by row number
+        needing = {"train-metrics": config.train_metrics, "capture": config.capture}
+        needing["model completion"] = bool(completions_of(config))
+        for name, given in needing.items():
+            if given:
+                raise ConfigError(f"{name} is for runs whose ids are not aligned")
     privacy = config.label_privacy() is not None  # only its node knows true labels
-    stopping = EarlyStopping(patience=config.patience) if config.patience else None
+    at = cast(strategies.Placement, "label" if privacy else config.defense_at)
+    noise_seed = config.seed if config.reproducible_noise else None
+    if config.reproducible_noise and config.defense:
+        log(WARNING, "noise is drawn from the run's seed: for simulations only")
+    patience = config.patience
+    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME.split()}
     return VerticalStrategy(
-        batch_size=config.batch_size,
-        seed=config.seed,
-        aggregation=config.aggregation,
-        test_fraction=config.test_fraction,
-        valid_fraction=config.valid_fraction,
+        **same,
         learning_rate=parse_rates(config.learning_rate),
-        evaluate_every=config.evaluate_every,
-        early_stopping=stopping,
+        early_stopping=strategies.EarlyStopping(patience) if patience else None,
         leakage=leakage_of(config),
         parties=config.parties + 1,
         nodes=read_node_table(Path(config.nodes)) if config.nodes else None,
-        threads=config.threads,
         progress=progress,
-        trackers=trackers_of(config),
+        trackers=_trackers(config),
         notes=config.to_run_config(),
-        defense=Defense(
-            config.defense,
-            at=cast(Placement, "label" if privacy else config.defense_at),
-            noise_seed=_noise_seed(config),
+        defense=strategies.Defense(config.defense, at=at, noise_seed=noise_seed),
+        checkpoints=strategies.Checkpoints(
+            config.checkpoint_every, config.state_dir or None, bool(config.out)
         ),
-        checkpoints=Checkpoints(
-            every=config.checkpoint_every,
-            keep_final=bool(config.out),
-            folder=config.state_dir or None,
+        compression=strategies.Compression(
+            config.compress_embeddings, config.compress_gradients
         ),
-        pipeline=config.pipeline,
-        sealed=config.sealed,
-        compression=Compression(config.compress_embeddings, config.compress_gradients),
-        local_steps=config.local_steps,
-        alignment=Alignment(
+        alignment=strategies.Alignment(
             config.alignment, group=config.group, padding=config.padding
         ),
     )
 
 
-def trackers_of(config: RunConfig) -> list[Tracker]:
-    """Return the experiment trackers of a run."""
-    board = TensorBoard.__name__.lower()
+def _trackers(config: RunConfig) -> list[strategies.Tracker]:
+    board = strategies.TensorBoard.__name__.lower()
     folder = f"{board}:folder={Path(config.out) / board}" if config.out else board
-    specs = split_specs(config.track)
-    return [build_tracker(folder if spec == board else spec) for spec in specs]
-
-
-def _check_aligned(config: RunConfig) -> None:
-    """Refuse settings that need labels by row number, which only the parties know."""
-    for name, given in (
-        ("train-metrics", config.train_metrics),
-        ("capture", config.capture),
-        ("model completion", completions_of(config)),
-    ):
-        if given:
-            raise ConfigError(f"{name} is for runs whose ids are not aligned")
-
-
-def _noise_seed(config: RunConfig) -> int | None:
-    if not config.reproducible_noise:
-        return None
-    if config.defense:
-        log(WARNING, "noise is drawn from the run's seed: for simulations only")
-    return config.seed
+    specs = [folder if spec == board else spec for spec in split_specs(config.track)]
+    return list(map(strategies.build_tracker, specs))
 
 
 def train(
@@ -199,7 +161,7 @@ def train(
     """Train on a grid and return the result document; save it in ``out`` if set."""
     started = time.time()
     strategy = make_strategy(config, progress)
-    result: VerticalResult = strategy.start(
+    result: strategies.VerticalResult = strategy.start(
         grid, num_rounds=config.epochs, timeout=config.timeout, resume=config.resume
     )
     seconds = time.time() - started
@@ -247,14 +209,12 @@ def main(grid: Grid, context: Context) -> None:
 def resident_grid(grid: Grid, config: RunConfig) -> ResidentGrid:
     """Return a grid that keeps the parties in memory."""
     names = ("certificate", "private_key", "root_certificate")
-    files = {name: Path(file) for name in names if (file := getattr(config, name))}
+    files: Any = {n: Path(file) for n in names if (file := getattr(config, n))}
     return ResidentGrid(
         grid,
+        **files,
         address=config.address,
         advertise=config.advertise or None,
-        certificate=files.get("certificate"),
-        private_key=files.get("private_key"),
-        root_certificate=files.get("root_certificate"),
         insecure=config.insecure,
         reopen=True,  # a party that lost its state says so and is restored
         open_timeout=min(config.timeout, _LONGEST_OPENING),

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam
 
-from flower_vfl.errors import ConfigError, require, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.leakage.attacks.malicious import MaliciousAdam, MaliciousSGD
 from flower_vfl.leakage.attacks.registry import SCORE_ATTACKS
-from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
+from flower_vfl.leakage.completion import ModelCompletion
 from flower_vfl.leakage.monitor import Leakage, Membership
 from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.parties.checkpoints import DirectoryStore
@@ -21,7 +21,7 @@ from flower_vfl.parties.schedule import TEST, TRAIN
 from flower_vfl.simulations.models.registry import build_optimizer
 from flower_vfl.specs import build_from_spec, parse_spec, split_specs
 
-from .config import RunConfig
+from .config import RunConfig, parts
 from .models import build_bottom
 from .parties import PartyRows, load_rows, make_passive
 
@@ -34,16 +34,14 @@ class Passive(ModelCompletion):
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse fewer than one seed."""
         super().__post_init__()
         require(self.seeds >= 1, "seeds", "at least 1", self.seeds)
 
     def attackers(self, parties: int) -> list[int]:
         """Return the numbers of the passive parties that attack."""
         if not 0 <= self.party <= parties:
-            raise ConfigError(
-                f"party {self.party} cannot attack: choose 1 to {parties}, or 0 for all"
-            )
+            known = f"choose 1 to {parties}, or 0 for all"
+            raise ConfigError(f"party {self.party} cannot attack: {known}")
         return [self.party] if self.party else list(range(1, parties + 1))
 
 
@@ -75,16 +73,15 @@ def leakage_of(config: RunConfig) -> Leakage | None:
             told = build_from_spec("attack", text, MEMBERSHIP)
         elif name in SCORE_ATTACKS:
             scores.append(text)
-        elif name not in COMPLETIONS:
-            known = [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP]
-            raise unknown_name("attack", name, known)
+        else:
+            check_name("attack", name, [*SCORE_ATTACKS, *COMPLETIONS, *MEMBERSHIP])
     leakage = Leakage(
         attacks=tuple(scores),
         limit=config.leak_limit or None,
         action=config.leak_action,  # type: ignore[arg-type]  # checked there
         window=config.leak_window,
         every=config.leak_every,
-        coalitions=tuple(c.strip() for c in config.coalitions.split(",") if c.strip()),
+        coalitions=tuple(parts(config.coalitions)),
         baseline=config.leak_baseline,
         layers=config.leak_layers,
         membership=told,
@@ -96,22 +93,17 @@ def leakage_of(config: RunConfig) -> Leakage | None:
 def check_attacks(config: RunConfig) -> None:
     """Refuse attacks that cannot work."""
     leakage_of(config)
-    attacks = completions_of(config)
-    if not attacks:
-        return
-    kinds: dict[int, set[float | None]] = {}
-    for attack in attacks.values():
+    kinds: dict[int, float | None] = {}
+    for attack in completions_of(config).values():
         gamma = attack.gamma if isinstance(attack, Active) else None
         for index in attack.attackers(config.parties):
-            kinds.setdefault(index, set()).add(gamma)
-    for index, gammas in kinds.items():
-        if len(gammas) > 1:  # it trains with one optimizer only
-            raise ConfigError(
-                f"party {index} cannot combine these attacks in one run: choose "
-                "passive, or active with one gamma, and run once for each"
-            )
+            if kinds.setdefault(index, gamma) != gamma:  # it has one optimizer
+                remedy = "run once for passive, once for each gamma of active"
+                raise ConfigError(f"party {index} cannot combine attacks: {remedy}")
+    for index in kinds:
         optimizer_of(config, index)
-    _classes_of(load_rows(config, 0))
+    if kinds:
+        _classes_of(load_rows(config, 0))
 
 
 def _classes_of(label: PartyRows) -> Tensor:
@@ -132,49 +124,40 @@ def completions_of(config: RunConfig) -> dict[str, Passive]:
 
 def optimizer_of(config: RunConfig, index: int) -> OptimizerFactory:
     """Return a passive party's optimizer, malicious if it attacks actively."""
+    kinds: dict[Any, Any] = {Adam: MaliciousAdam, SGD: MaliciousSGD}
+    honest = build_optimizer(config.optimizer)
     for attack in completions_of(config).values():
         if isinstance(attack, Active) and index in attack.attackers(config.parties):
-            return _malicious(config.optimizer, attack.gamma)
-    return build_optimizer(config.optimizer)
-
-
-def _malicious(text: str, gamma: float) -> OptimizerFactory:
-    kinds: dict[Any, Any] = {Adam: MaliciousAdam, SGD: MaliciousSGD}
-    honest = build_optimizer(text)
-    if honest.func not in kinds:
-        raise ConfigError(
-            f"there is no malicious form of the optimizer '{text}'; use adam or sgd"
-        )
-    return partial(kinds[honest.func], **honest.keywords, gamma=gamma)
+            if honest.func not in kinds:
+                text = f"there is no malicious form of '{config.optimizer}'"
+                raise ConfigError(f"{text}; use adam or sgd")
+            return partial(kinds[honest.func], **honest.keywords, gamma=attack.gamma)
+    return honest
 
 
 def complete_models(config: RunConfig, state_dir: Path) -> list[dict[str, Any]]:
     """Run the model-completion attacks of a run on its saved modules."""
-    attacks = completions_of(config)
-    if not attacks:
-        return []
     if config.threads:  # as for the parties, for equal results
         torch.set_num_threads(config.threads)
-    label = load_rows(config, 0)
     found = []
-    for text, attack in attacks.items():
+    for text, attack in completions_of(config).items():
         for index in attack.attackers(config.parties):
-            for seed, result in _repeat(config, state_dir, attack, label, index):
+            for seed, figures in _repeat(config, state_dir, attack, index):
                 entry = {"attack": text, "party": f"passive-{index}", "seed": seed}
-                found.append(entry | _figures(result))
+                found.append(entry | figures)
     return found
 
 
 def _repeat(
-    config: RunConfig, state_dir: Path, attack: Passive, label: PartyRows, index: int
-) -> Iterator[tuple[int, CompletionResult]]:
-    rows = load_rows(config, index)
-    party = make_passive(config, rows)
+    config: RunConfig, state_dir: Path, attack: Passive, index: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the seed and the success of each repetition of an attack."""
+    rows, label = load_rows(config, index), load_rows(config, 0)
+    party, truth = make_passive(config, rows), _classes_of(label)
     state = DirectoryStore(state_dir / f"passive-{index}").load("final")
     party.model.load_state_dict(state["model"])
     spec = rows.data.spec
     assert spec is not None  # it is a passive party
-    truth = _classes_of(label)
 
     def split(code: int) -> tuple[tuple[Tensor, ...], Tensor]:
         chosen = torch.from_numpy(rows.codes == code)
@@ -192,16 +175,11 @@ def _repeat(
             test_labels=test[1] if len(test[1]) else None,
             fresh=lambda: build_bottom(config.bottom, spec, config.width),
         )
-        yield own.seed, result
-
-
-def _figures(result: CompletionResult) -> dict[str, Any]:
-    figures = {
-        "train": result.train_success,
-        "test": result.test_success,
-        "labels_only_train": result.baseline_train_success,
-        "labels_only_test": result.baseline_test_success,
-    }
-    # JSON has no NaN.
-    known = {k: None if v != v else v for k, v in figures.items()}
-    return {"metric": result.metric, **known}
+        figures = {
+            "train": result.train_success,
+            "test": result.test_success,
+            "labels_only_train": result.baseline_train_success,
+            "labels_only_test": result.baseline_test_success,
+        }
+        known = {k: None if v != v else v for k, v in figures.items()}  # no NaN in JSON
+        yield own.seed, {"metric": result.metric, **known}

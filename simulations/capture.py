@@ -47,10 +47,8 @@ def check_capture(config: RunConfig, engine: str) -> None:
     if not config.capture:
         return
     if engine != "in-process":
-        raise ConfigError(
-            "capture stores labels with gradients, which is possible only in one "
-            f"process; the engine is '{engine}', use in-process"
-        )
+        text = "capture stores labels with gradients, so it needs the engine in-process"
+        raise ConfigError(f"{text}, not '{engine}'")
     if not config.out:
         raise ConfigError("capture needs an output folder; use --out")
 
@@ -103,7 +101,6 @@ class CapturingGrid(WrappedGrid):
             self._embedded.setdefault(party.name, []).append(found.detach().cpu())
 
     def _passive(self, node: int) -> PassiveParty:
-        """Return the passive party of a node."""
         party = self._parties()[self._names[node]]
         assert isinstance(party, PassiveParty)  # no other gets what is kept here
         return party
@@ -115,12 +112,12 @@ class CapturingGrid(WrappedGrid):
         arrays: Arrays = {
             TASK: np.asarray(label.objective.task),
             CLASSES: np.asarray(load_rows(config, 0).classes, dtype=np.str_),
+            PARTIES: np.asarray(list(self._names.values()), dtype=np.str_),
         }
         arrays |= self._held_out(strategy, chosen)
         arrays |= self._gradients(strategy, chosen)
         parts: dict[str, Tensor] = getattr(label.objective, "gradient_parts", {})
         arrays |= {f"{PART}/{name}": _matrix(part) for name, part in parts.items()}
-        arrays[PARTIES] = np.asarray(list(self._names.values()), dtype=np.str_)
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         write_whole(Path(config.out) / CAPTURE_FILE, file.getvalue())
@@ -132,8 +129,7 @@ class CapturingGrid(WrappedGrid):
         embedded, self._embedded = self._embedded, None
         if not len(predictions):
             return {}
-        rows = chosen.schedule.rows("test").cpu()
-        places, labels = chosen.pick(rows)
+        places, labels = chosen.pick(chosen.schedule.rows("test").cpu())
         arrays: Arrays = {LABEL: labels, PREDICTION: predictions[places]}
         for name, parts in embedded.items():
             arrays[f"{EMBEDDING}/{name}"] = _matrix(torch.cat(parts)[places])
@@ -144,9 +140,10 @@ class CapturingGrid(WrappedGrid):
         arrays: Arrays = {}
         predictions = strategy.predict("train")
         training = chosen.schedule.rows("train").cpu()
+        steps = chosen.schedule.batches("train", training=True)
         for node, (step, gradient) in self._newest.items():
-            name = self._names[node]
-            rows = chosen.batch(step)
+            name, (epoch, index) = self._names[node], divmod(step - 1, steps)
+            rows = chosen.schedule.training_batches(epoch + 1)[index].cpu()
             places, labels = chosen.pick(rows)
             at = torch.searchsorted(training, rows[places]).numpy()
             arrays |= {
@@ -166,12 +163,6 @@ class _Rows:
         self._label = label
         self._count = config.capture
         self._seed = derive_seed(config.seed, "capture")
-
-    def batch(self, step: int) -> Tensor:
-        """Return the rows of a training step."""
-        steps = self.schedule.batches("train", training=True)
-        epoch, index = divmod(step - 1, steps)
-        return self.schedule.training_batches(epoch + 1)[index].cpu()
 
     def pick(self, rows: Tensor) -> tuple[Tensor, NDArray[Any]]:
         """Return the places of some of the rows, in order, and their labels."""
@@ -195,15 +186,14 @@ def whole(arrays: Arrays) -> bool:
     if not {TASK, CLASSES, PARTIES} <= set(arrays):
         return False
     embedded = [f"{EMBEDDING}/{name}" for name in parties(arrays, EMBEDDING)]
-    together = []
-    if embedded or LABEL in arrays:  # there are test rows
-        together.append([LABEL, PREDICTION, *embedded])
+    # Without test rows there are no labels of them either.
+    together = [[LABEL, PREDICTION, *embedded]] if embedded or LABEL in arrays else []
+    steps = []
     for name in parties(arrays, GRADIENT):
-        if f"{GRADIENT_STEP}/{name}" not in arrays:
-            return False
+        steps.append(f"{GRADIENT_STEP}/{name}")
         parts = (GRADIENT, GRADIENT_LABEL, GRADIENT_PREDICTION)
         together.append([f"{part}/{name}" for part in parts])
-    return all(
+    return set(steps) <= set(arrays) and all(
         set(names) <= set(arrays)
         and len({arrays[name].shape[:1] for name in names}) == 1
         and all(np.isfinite(arrays[name]).all() for name in names)

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.alignment import NORMALISERS
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.privacy import LabelPrivacy
 from flower_vfl.strategies import PLACEMENTS
 from flower_vfl.strategies.alignment import ALIGNMENTS
 
 ConfigValue = str | int | float | bool
-TRANSPORTS = ("resident", "plain")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 OPTIONS = {"bottom": "model"}  # settings whose option has another name
-# comma-separated text, repeatable options
 PRIVACY = ("label-dp", "label-budget", "label-ledger", "canaries")  # of labels
-LISTS = ("passive", "attack", "missing", "drop")
-DATA, FILES, DEFENSE, RUN = "Data", "Own files", "Defense", "Run"  # panels of the help
+LISTS = ("passive", "attack", "missing", "drop")  # with commas, or repeated options
+_AT_LEAST_ONE = ("parties", "width", "epochs", "threads", "local_steps")
+DATA, FILES = "Data", "Own files"  # panels of the help
 # By setting its help text, and the panel; one without a panel has no option.
 ABOUT = tomllib.loads(Path(__file__).with_name("settings.toml").read_text("utf-8"))
 
@@ -123,51 +122,39 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
-        least_values = {"parties": 1, "width": 1, "epochs": 1, "threads": 1}
-        least_values["local_steps"] = 1
+        least_values = dict.fromkeys(_AT_LEAST_ONE, 1)
         least_values |= {"limit": 10 if self.limit else 0, "capture": 0}
         for name, least in least_values.items():
             value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            require(value >= least, name, f"at least {least}", value)
         for name in ("absent_labels", "absent_features"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name} must be from 0 to below 1")
-        choices = {"transport": TRANSPORTS, "alignment": ALIGNMENTS}
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, name, "from 0 to below 1", value)
+        choices = {"transport": ("resident", "plain"), "alignment": ALIGNMENTS}
         choices |= {"defense_at": PLACEMENTS}
         choices |= {"normalise": tuple(NORMALISERS)} if self.normalise else {}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise unknown_name(key(name), getattr(self, name), known)
-        if self.passive and self.parties != len(self.passive_files()):
-            raise ConfigError(
-                f"parties is {self.parties}, but the number of passive files is "
-                f"{len(self.passive_files())}"
-            )
+            check_name(key(name), getattr(self, name), known)
+        files = len(self.passive_files())
+        if self.passive and self.parties != files:
+            text = f"parties is {self.parties}, but the number of passive files is"
+            raise ConfigError(f"{text} {files}")
         if bool(self.label_party) != bool(self.passive):
-            raise ConfigError(
-                "give a file for the label party and for every passive party"
-            )
+            raise ConfigError("give a file for the label party and every passive party")
         if self.label_party and not self.label_column:
             raise ConfigError(f"set label-column: the label of '{self.label_party}'")
         self.label_privacy()  # refuses what cannot be meant
         if self.split_seed >= 0 and self.alignment != "none":
-            raise ConfigError(
-                "split-seed divides rows that are not aligned; leave it out"
-            )
+            raise ConfigError("split-seed is for runs without an alignment of ids")
 
     def label_privacy(self) -> LabelPrivacy | None:
         """Return how labels are randomised, None if they are not."""
-        set_by_name = {
-            "budget": self.label_budget,
-            "ledger": self.label_ledger,
-            "canaries": self.canaries,
-        }
-        if not self.label_dp and not self.label_budget and not self.canaries:
+        if not (self.label_dp or self.label_budget or self.canaries):
             return None
-        given = [self.label_dp] if self.label_dp else []
-        given += [f"{name}={value}" for name, value in set_by_name.items() if value]
-        return LabelPrivacy.from_text(",".join(given))
+        given = {"budget": self.label_budget, "ledger": self.label_ledger}
+        given |= {"canaries": str(self.canaries or "")}
+        texts = [f"{name}={value}" for name, value in given.items() if value]
+        return LabelPrivacy.from_text(",".join(filter(None, [self.label_dp, *texts])))
 
     def passive_files(self) -> list[str]:
         """Return the files of the passive parties."""
@@ -183,17 +170,12 @@ class RunConfig:
         known = {key(f.name): f for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in config.items():
-            if name not in known:
-                raise unknown_name("setting", name, known)
-            field = known[name]
-            kind = TYPES[str(field.type)]
-            if kind is float and isinstance(value, int) and not isinstance(value, bool):
-                value = float(value)
-            if type(value) is not kind:
-                raise ConfigError(
-                    f"setting '{name}' must be a {kind.__name__}, got {value!r}"
-                )
-            values[field.name] = value
+            check_name("setting", name, known)
+            kind = TYPES[str(known[name].type)]
+            value = float(value) if kind is float and type(value) is int else value
+            wanted = f"a {kind.__name__}"
+            require(type(value) is kind, f"setting '{name}'", wanted, repr(value))
+            values[known[name].name] = value
         return cls(**values)
 
 
@@ -217,6 +199,5 @@ def parse_rates(text: str) -> float | dict[str, float] | None:
         pairs = (part.split("=") for part in text.split(","))
         return {name.strip(): float(rate) for name, rate in pairs}
     except ValueError as error:
-        raise ConfigError(
-            f"'{text}' is not a learning rate; write 0.01 or label=0.01,passive-1=0.001"
-        ) from error
+        remedy = "write 0.01 or label=0.01,passive-1=0.001"
+        raise ConfigError(f"'{text}' is not a learning rate; {remedy}") from error

@@ -1,7 +1,5 @@
 """Vertical training as estimators of scikit-learn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -28,7 +26,7 @@ from .models.layers import dense_layers
 
 
 class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
-    """What the two estimators have in common."""
+    """Base of the two estimators."""
 
     def __init__(
         self,
@@ -62,36 +60,25 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             count = min(int(self.parties), columns)  # nobody without columns
             return list(np.array_split(np.arange(columns), count))
         names = list(getattr(self, "feature_names_in_", ()))
-        known = {
-            **{i: i for i in range(columns)},
-            **{n: i for i, n in enumerate(names)},
-        }
+        known = {i: i for i in range(columns)} | {n: i for i, n in enumerate(names)}
         unknown = [key for group in self.parties for key in group if key not in known]
         if unknown or not self.parties or not all(map(len, self.parties)):
-            raise ConfigError(
-                "parties is a number, or one list of columns (numbers from 0 to "
-                f"{columns - 1}, or names of a DataFrame) for each party; unknown: "
-                f"{unknown}"
-            )
+            forms = f"a number, or lists of columns from 0 to {columns - 1} or of names"
+            raise ConfigError(f"parties must be {forms}; unknown: {unknown}")
         return [np.array([known[key] for key in group]) for group in self.parties]
 
-    def _train(
-        self, X: NDArray[Any], labels: NDArray[Any], classes: int | None
-    ) -> None:
+    def _train(self, X: NDArray[Any], labels: NDArray[Any], classes: int = 0) -> None:
         """Train one passive party for each group of columns, and the label party."""
         self.scaler_ = StandardScaler().fit(X)
         self.groups_ = self._groups()
         seed = int(check_random_state(self.random_state).randint(2**31))
         known = None if self.random_state is None else seed  # else the noise is secret
         with RandomState(seed):
-            bottoms = [
-                nn.Sequential(*dense_layers(len(group), self.hidden, self.width))
-                for group in self.groups_
-            ]
-            outputs = 1 if classes in (None, 2) else classes
-            top = nn.Linear(self.width * len(bottoms), outputs)
+            shapes = [(len(group), self.hidden, self.width) for group in self.groups_]
+            bottoms = [nn.Sequential(*dense_layers(*shape)) for shape in shapes]
+            top = nn.Linear(self.width * len(bottoms), classes if classes > 2 else 1)
         objective: TopModelObjective = MeanSquaredError(top)
-        if classes is not None:
+        if classes:
             objective = CrossEntropy(top, classes)
         inputs = self._inputs(X, torch.float32)
         passive = [PassiveParty(*each) for each in zip(inputs, bottoms, strict=True)]
@@ -217,7 +204,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         """Train on all rows."""
         rows, values = validate_data(self, X, y, y_numeric=True)
         self.target_ = StandardScaler().fit(values[:, None])
-        self._train(rows, self.target_.transform(values[:, None])[:, 0], None)
+        self._train(rows, self.target_.transform(values[:, None])[:, 0])
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:

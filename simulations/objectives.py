@@ -115,8 +115,8 @@ def distilled(
 
 def dcor(setup: Setup, alpha: float = 0.1) -> Objective:
     """Return cross entropy with the distance correlation of each embedding."""
-    joined, width = setup.joined, setup.config.width
-    parts = joined // width if setup.config.aggregation == "concat" else 1
+    concat = setup.config.aggregation == "concat"
+    parts = setup.joined // setup.config.width if concat else 1
     return objectives.DistanceCorrelation(setup.top(), setup.classes, alpha, parts)
 
 
@@ -157,13 +157,11 @@ def objective_for(config: RunConfig, rows: PartyRows) -> Objective:
     if name == "auto":
         name = "mean-squared-error" if task == "regression" else "cross-entropy"
         text = name + text.strip().removeprefix("auto")
-    if name not in OBJECTIVES:
+    elif name not in OBJECTIVES:
         raise unknown_name("objective", name, ["auto", *OBJECTIVES])
     if task not in OBJECTIVES[name][1]:
-        fitting = [n for n, (_, tasks) in OBJECTIVES.items() if task in tasks]
-        raise ConfigError(
-            f"objective '{name}' is not for a {task} task; use {', '.join(fitting)}"
-        )
+        fitting = ", ".join(n for n, (_, tasks) in OBJECTIVES.items() if task in tasks)
+        raise ConfigError(f"objective '{name}' is not for a {task} task; use {fitting}")
     builders = {name: build for name, (build, _) in OBJECTIVES.items()}
     return build_from_spec("objective", text, builders, _setup(config, rows, task))
 
@@ -180,10 +178,8 @@ def _setup(config: RunConfig, rows: PartyRows, task: Task) -> Setup:
         known = config.label_privacy()
         if known is not None and known.low is not None and known.high is not None:
             # Not from true labels: predictions would tell them.
-            center, scale = (
-                (known.low + known.high) / 2.0,
-                (known.high - known.low) / 4.0,
-            )
+            center = (known.low + known.high) / 2.0
+            scale = (known.high - known.low) / 4.0
     return Setup(config, task, len(rows.classes), joined, spec, center, scale)
 
 

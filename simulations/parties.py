@@ -26,14 +26,8 @@ from flower_vfl.strategies import build_defense
 from flower_vfl.strategies.alignment import NONE
 
 from .config import RunConfig, parts
-from .datasets import Dataset, infer_task, load_dataset, read_party_file
-from .datasets.party_files import (
-    PartyFile,
-    check_spelling,
-    label_warnings,
-    order_by_ids,
-    summary,
-)
+from .datasets import Dataset, infer_task, load_dataset, party_files, read_party_file
+from .datasets.party_files import PartyFile, label_warnings, order_by_ids
 from .datasets.prepare import TableFit, prepare_table
 from .datasets.types import PartyData
 from .datasets.vertical import party_columns, prepare_party
@@ -46,7 +40,7 @@ FIT_FILE = f"{FIT}.pt"
 
 @dataclass(frozen=True)
 class PartyRows:
-    """One party's rows, ready for training."""
+    """One party's rows; `absent` marks those of the run that it lacks."""
 
     data: PartyData
     ids: NDArray[Any]
@@ -79,18 +73,14 @@ def divided_dataset(
         target=config.target or None,
         limit=config.limit or None,
     )
-    codes = dataset.split(
-        _split_seed(config), config.test_fraction, config.valid_fraction
-    )
-    columns = party_columns(
-        dataset, codes, config.parties, config.split, config.label_share
-    )
-    return dataset, codes, columns
+    codes, division = dataset.split(*_split(config)), (config.split, config.label_share)
+    return dataset, codes, party_columns(dataset, codes, config.parties, *division)
 
 
-def _split_seed(config: RunConfig) -> int:
-    """Return the seed that divides the rows."""
-    return config.seed if config.split_seed < 0 else config.split_seed
+def _split(config: RunConfig) -> tuple[int, float, float]:
+    """Return the seed that divides the rows, and the held-out shares."""
+    seed = config.seed if config.split_seed < 0 else config.split_seed
+    return seed, config.test_fraction, config.valid_fraction
 
 
 def load_rows(config: RunConfig, index: int, file: str | None = None) -> PartyRows:
@@ -184,8 +174,8 @@ def check_files(config: RunConfig) -> list[str]:
     if unknown := set(parts(config.drop)) - names:
         raise ConfigError(f"no file has the column '{min(unknown)}' to drop")
     if not config.normalise:
-        check_spelling({path: rows.ids for path, rows in files.items()})
-    lines = [line for path, rows in files.items() for line in summary(path, rows)]
+        party_files.check_spelling({path: rows.ids for path, rows in files.items()})
+    lines = [line for file in files.items() for line in party_files.summary(*file)]
     found = infer_task(files[paths[0]].labels, config.task or None)  # type: ignore[arg-type]
     normalise = config.normalise if config.alignment != NONE else ""
     return [*lines, *label_warnings(files, found, normalise)]
@@ -193,19 +183,14 @@ def check_files(config: RunConfig) -> list[str]:
 
 def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     if config.absent_labels or config.absent_features:
-        raise ConfigError(
-            "absent-labels and absent-features are for datasets, not for files, which "
-            "have only the rows of their party"
-        )
+        raise ConfigError("absent-labels, absent-features are for datasets, not files")
     rows = order_by_ids(_read_file(config, file, is_label))
     aligned, ids = config.alignment != NONE, rows.ids
     if aligned:
         ids = ids.astype(str)  # numbers in one file may be text in another
         codes = np.full(len(ids), TRAIN, dtype=np.int8)
     else:
-        codes = split_rows(
-            len(ids), _split_seed(config), config.test_fraction, config.valid_fraction
-        )
+        codes = split_rows(len(ids), *_split(config))
     data = PartyData((), None, ())
     if rows.features.shape[1]:
         data = prepare_table(rows.features, codes)
@@ -214,8 +199,8 @@ def _rows_of_file(config: RunConfig, file: str, is_label: bool) -> PartyRows:
     found = infer_task(rows.labels, config.task or None)  # type: ignore[arg-type]
     for line in label_warnings({file: rows}, found):
         log(WARNING, "%s", line)
-    known = found.labels, found.task, found.classes
-    return PartyRows(data, ids, codes, *known, aligned=aligned)
+    task, classes, labels = found
+    return PartyRows(data, ids, codes, labels, task, classes, aligned=aligned)
 
 
 def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
@@ -234,9 +219,8 @@ def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
 def read_known(fit: Path) -> dict[str, Any]:
     """Return what a party's node stored about its columns and classes."""
     if not fit.is_file():
-        raise ConfigError(
-            f"'{fit}' is missing; predict rows of the run, or train again with --out"
-        )
+        remedy = "predict rows of the run, or train again with --out"
+        raise ConfigError(f"'{fit}' is missing; {remedy}")
     return DirectoryStore(fit.parent).load(FIT)
 
 
@@ -253,20 +237,23 @@ def make_passive(
         rows.data.inputs,
         build_bottom(config.bottom, rows.data.spec, config.width),
         optimizer=optimizer or build_optimizer(config.optimizer),
-        ids=rows.ids,
-        split=rows.split,
-        device=config.device,
-        imputation=Imputation(
-            features=config.synthetic_features, secret=_secret(config, trust_server)
-        ),
+        **_common(config, rows, trust_server),
     )
     _place(config, party, rows.absent)
     return party
 
 
-def _secret(config: RunConfig, trust_server: bool) -> int | None:
-    """Return the seed of synthetic rows; None uses the party's own secret."""
-    return config.seed if config.reproducible_noise and trust_server else None
+def _common(config: RunConfig, rows: PartyRows, trust_server: bool) -> dict[str, Any]:
+    """Return what the party of either role is built with."""
+    imputation = Imputation(
+        features=config.synthetic_features,
+        labels=config.synthetic_labels,
+        calibration=config.calibration,
+        # None: the party's own secret
+        secret=config.seed if config.reproducible_noise and trust_server else None,
+    )
+    placed = {"ids": rows.ids, "split": rows.split, "device": config.device}
+    return {**placed, "imputation": imputation}
 
 
 def make_label(
@@ -282,19 +269,11 @@ def make_label(
         features=rows.data.inputs or None,
         model=own,
         optimizer=build_optimizer(config.optimizer),
-        ids=rows.ids,
-        split=rows.split,
-        device=config.device,
         rows=len(rows.ids),
         trust_server=trust_server,
         build_defense=build_defense,
         label_privacy=config.label_privacy(),
-        imputation=Imputation(
-            features=config.synthetic_features,
-            labels=config.synthetic_labels,
-            calibration=config.calibration,
-            secret=_secret(config, trust_server),
-        ),
+        **_common(config, rows, trust_server),
     )
     _place(config, party, rows.absent)
     return party

@@ -1,17 +1,8 @@
 """Plugins: modules that register defenses, attacks, objectives and presets by name.
 
-A plugin is a module, or a ``.py`` file, with one or more of these dictionaries:
-
-- ``DEFENSES``: a gradient transform's class by name;
-- ``SCORE_ATTACKS``: a function ``(gradient, known) -> scores`` by name;
-- ``OBJECTIVES``: by name, a function ``build(setup, ...)`` (see
-  :class:`flower_vfl.simulations.objectives.Setup`) and the tasks that it is for;
-- ``PRESETS``: a function that returns ``objective`` and ``defense`` by name.
-
-The environment variable ``FLOWER_VFL_PLUGINS`` lists plugins, separated by commas. It
-reaches every process of a run on this machine. In a deployment each node sets its own,
-because the server must not decide what code a party loads. An installed package can
-name its module in the entry-point group ``flower_vfl.plugins`` instead.
+A plugin, a module or a ``.py`` file, has one or more of the registries below as
+dictionaries. The environment variable reaches every process of a run on this machine.
+In a deployment each node sets its own: the server must not decide what code it loads.
 """
 
 import importlib
@@ -31,25 +22,20 @@ from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.specs import typed_arguments
 from flower_vfl.strategies import DEFENSES
 
+from .config import parts
 from .objectives import OBJECTIVES, PRESETS
 
 VARIABLE = "FLOWER_VFL_PLUGINS"
 GROUP = "flower_vfl.plugins"
-# Names that plugins have added to each registry.
-ADDED: dict[str, list[str]] = {}
-_REGISTRIES: dict[str, dict[str, Any]] = {
-    "DEFENSES": DEFENSES,
-    "SCORE_ATTACKS": SCORE_ATTACKS,
-    "OBJECTIVES": OBJECTIVES,
-    "PRESETS": PRESETS,
-}
+ADDED: dict[str, list[str]] = {}  # names that plugins have added to each registry
+_REGISTRIES: dict[str, Any] = {"DEFENSES": DEFENSES, "SCORE_ATTACKS": SCORE_ATTACKS}
+_REGISTRIES |= {"OBJECTIVES": OBJECTIVES, "PRESETS": PRESETS}
 _LOADED: set[str] = set()  # a plugin is loaded once per process
 
 
 def plugin_names() -> list[str]:
     """Return the plugins that the environment variable lists."""
-    listed = os.environ.get(VARIABLE, "").split(",")
-    return [name.strip() for name in listed if name.strip()]
+    return parts(os.environ.get(VARIABLE, ""))
 
 
 def use_plugins(names: Iterable[str]) -> None:
@@ -105,10 +91,9 @@ def _import(name: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except Exception as error:  # a module may raise anything while it is loaded
-        raise ConfigError(
-            f"cannot load the plugin '{name}': {type(error).__name__}: {error}; give a "
-            "module that Python can import, or the path of a .py file"
-        ) from error
+        text = f"cannot load the plugin '{name}': {type(error).__name__}: {error}"
+        remedy = "give a module that Python can import, or the path of a .py file"
+        raise ConfigError(f"{text}; {remedy}") from error
 
 
 def _register(plugin: str, module: ModuleType) -> None:
@@ -118,9 +103,7 @@ def _register(plugin: str, module: ModuleType) -> None:
     for kind, methods in own.items():
         for name, method in methods.items():
             if name in _REGISTRIES[kind]:
-                raise ConfigError(
-                    f"the plugin '{plugin}' adds '{name}' to {kind}, which already has "
-                    "it; choose another name"
-                )
+                text = f"{kind}, which already has it; choose another name"
+                raise ConfigError(f"the plugin '{plugin}' adds '{name}' to {text}")
             _REGISTRIES[kind][name] = method
             ADDED.setdefault(kind, []).append(name)

@@ -1,6 +1,6 @@
 """Tables and names of metrics for people: on a terminal and in Markdown."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
@@ -10,15 +10,15 @@ _WIDTHS = ((80, 80), (20, 80), (18, 8))  # of names and heads: the first that fi
 
 def metric_name(metric: str) -> str:
     """Return the name of a metric for a reader."""
-    words = metric.replace("_", " ").replace("auc", "AUC")
-    return words.replace("pearson", "Pearson's ρ")
+    names = metric.replace("auc", "AUC").replace("pearson", "Pearson's ρ")
+    return names.replace("_", " ")
+
+
+Rows = Sequence[Sequence[str]]
 
 
 def text_table(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    left: int = 1,
-    lines: bool = False,
+    heads: Sequence[str], rows: Rows, left: int = 1, lines: bool = False
 ) -> Table:
     """Return a table for the terminal; all but the first columns are numbers."""
     table = Table(show_lines=lines)
@@ -31,10 +31,7 @@ def text_table(
 
 
 def text_tables(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    left: int = 1,
-    lines: bool = False,
+    heads: Sequence[str], rows: Rows, left: int = 1, lines: bool = False
 ) -> Iterator[Table]:
     """Yield one table, or several with the same first columns that each fit a screen.
 
@@ -66,9 +63,7 @@ def text_tables(
             return
 
 
-def markdown_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
-) -> str:
+def markdown_table(heads: Sequence[str], rows: Rows, left: int = 1) -> str:
     """Return a table in Markdown; all but the first columns are numbers."""
     ruler = "|" + "---|" * left + "---:|" * (len(heads) - left)
     cells = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))

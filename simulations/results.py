@@ -27,13 +27,11 @@ RUN = "run"  # column that tells the runs of a study apart
 COLUMNS = ["metric", "party", "attack", "layer", "split", "epoch", "step", "value"]
 GUESS, ALONE = "guess", "alone"  # what no passive party is needed for
 COMPLETION, LABELS_ONLY = "completion", "completion_labels_only"
-_TEXTS = COLUMNS[:5]
-_TYPES = dict.fromkeys(_TEXTS, "str") | {"epoch": "int64", "step": "int64"}
+_TYPES = dict.fromkeys(COLUMNS[:5], "str") | dict.fromkeys(("epoch", "step"), "int64")
 _TYPES |= {"value": "float64"}
 
 T = TypeVar("T")
 Document = dict[str, Any]
-Row = tuple[str, str, str, str, str, int, int, float]  # in the order of COLUMNS
 
 
 def result_document(
@@ -41,14 +39,15 @@ def result_document(
     engine: str,
     result: VerticalResult,
     seconds: float,
-    train_metrics: Mapping[str, float] | None = None,
+    train_metrics: Mapping[str, float] = {},
 ) -> Document:
     """Return the result of a run; `train_metrics` are those of the training rows."""
-    records = _records(result, train_metrics or {})
-    epochs = records[(records["split"] == "train") & (records["step"] == 0)]
+    records = _records(result, train_metrics)
+    epochs = records.query("split == 'train' and step == 0")
     spent = epochs.groupby("metric")["value"].sum()
     steps = spent.get("steps", 0.0) or 1.0
-    document: Document = {
+    last = final_metrics(records.assign(**{RUN: ""}))
+    return {
         "format": FORMAT,
         "engine": engine,
         "config": asdict(config),
@@ -67,9 +66,8 @@ def result_document(
             "step": spent.get("bytes", 0.0) / steps,
         },
         "records": records.to_dict("list"),
+        "final": dict(zip(last["name"], last["value"], strict=True)),
     }
-    last = final_metrics(records.assign(**{RUN: ""}))
-    return document | {"final": dict(zip(last["name"], last["value"], strict=True))}
 
 
 @cache
@@ -112,11 +110,8 @@ def _records(
 def table(document: Mapping[str, Any]) -> pd.DataFrame:
     """Return everything that a run measured, one row for each number.
 
-    The columns are metric, party, attack, layer, split, epoch, step and value. A metric
-    of an epoch of training has step 0; an evaluation has the step after which it was
-    made and no party; what was measured about a party has its step and epoch. Rows
-    without a step and an epoch are about the whole run: its cost (``seconds_step``) and
-    model completion.
+    A metric of an epoch has step 0, an evaluation the step after which it was made.
+    Rows without step and epoch are about the whole run: its cost and model completion.
     """
     try:
         records, whole = document["records"], list(_whole_run(document))
@@ -126,13 +121,12 @@ def table(document: Mapping[str, Any]) -> pd.DataFrame:
         }
         return pd.DataFrame(columns).astype(_TYPES)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the records of a result are not what flower-vfl writes: {error!r}"
-        ) from error
+        text = "the records of a result are not what flower-vfl writes"
+        raise ConfigError(f"{text}: {error!r}") from error
 
 
-def _whole_run(document: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what is known about a run as a whole."""
+def _whole_run(document: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield what is known about a run as a whole, in the order of COLUMNS."""
     for kind in ("seconds", "bytes", "memory"):
         for name, value in document.get(kind, {}).items():
             yield f"{kind}_{name}", "", "", "", "", 0, 0, value
@@ -174,11 +168,9 @@ def kept_for_last(function: Callable[[pd.DataFrame], T]) -> Callable[[pd.DataFra
 @kept_for_last
 def final_metrics(records: pd.DataFrame) -> pd.DataFrame:
     """Return the last evaluation of each run; a name is ``test_auc``."""
-    of_all = (records["party"] == "") & (records["attack"] == "")
-    found = records[of_all & (records["step"] > 0)]
-    found = found[
-        found["epoch"] == found.groupby([RUN, "split"])["epoch"].transform("max")
-    ]
+    found = records.query("party == '' and attack == '' and step > 0")
+    last = found.groupby([RUN, "split"])["epoch"].transform("max")
+    found = found[found["epoch"] == last]
     found = found.assign(name=found["split"] + "_" + found["metric"])
     # An attack on an epoch records the model's own AUC on training rows, too.
     return found.drop_duplicates([RUN, "name"], keep="last")
@@ -201,9 +193,8 @@ def load_result(folder: Path) -> Document:
     """Read a result document."""
     path = folder / RESULT_FILE
     if not path.is_file():
-        raise ConfigError(
-            f"'{folder}' has no {RESULT_FILE}; give the --out folder of a finished run"
-        )
+        remedy = "give the --out folder of a finished run"
+        raise ConfigError(f"'{folder}' has no {RESULT_FILE}; {remedy}")
     document: Document = json.loads(path.read_text())
     check_format(document, path)
     return document
@@ -220,8 +211,6 @@ def read_json(path: Path) -> Document | None:
 
 def check_format(document: Mapping[str, Any], path: Path) -> None:
     """Refuse a file that another version wrote."""
-    if document.get("format") != FORMAT:
-        raise ConfigError(
-            f"'{path}' has format {document.get('format')}, this version reads format "
-            f"{FORMAT}; run the command that made it again"
-        )
+    if (given := document.get("format")) != FORMAT:
+        remedy = f"this version reads {FORMAT}; run the command that made it again"
+        raise ConfigError(f"'{path}' has format {given}, {remedy}")

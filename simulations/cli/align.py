@@ -19,6 +19,7 @@ from flower_vfl.alignment.keys import AlignmentSettings, key_text, write_key
 from flower_vfl.alignment.psu import AlignedIds
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.checkpoints import write_private
+from flower_vfl.simulations.config import parts
 from flower_vfl.simulations.datasets import read_party_file
 from flower_vfl.simulations.datasets.party_files import check_spelling
 from flower_vfl.strategies.alignment import Alignment, Relay
@@ -45,7 +46,11 @@ def align(
     if not plan:
         raise ConfigError(f"--method must be one of {', '.join(METHODS)}")
     sources = _by_name(files)
-    columns = dict(zip(sources, _columns(id_column, len(files)), strict=True))
+    given = parts(id_column)
+    given = given * len(files) if len(given) == 1 else given
+    if len(given) != len(files):
+        raise ConfigError(f"{len(given)} id columns are given for {len(files)} files")
+    columns = dict(zip(sources, given, strict=True))
     ids = {name: read_ids(path, columns[name]) for name, path in sources.items()}
     try:
         if normalise == "none":
@@ -63,18 +68,17 @@ def align(
         held = table[table["row"] >= 0].to_csv(index=False)
         write_private(target, held.encode())
         written[name] = str(target)
-    document = {
-        "method": method,
-        "group": group,
-        "padding": padding,
-        **revealed(found, plan),
-        "files": written,
-        "seconds": seconds,
-    }
+    document: dict[str, Any] = {"method": method, "group": group, "padding": padding}
+    document |= {**revealed(found, plan), "files": written, "seconds": seconds}
     if as_json:
         print(json.dumps(document))
-    else:
-        _show(document)
+        return
+    rows = f"{document['aligned']} rows aligned by {method} in {seconds:.1f} s"
+    _print_lines(
+        f"{rows}. What each one learns:",
+        *(f"  {name}: {what}" for name, what in document["revealed"].items()),
+        *(f"written: {path}" for path in written.values()),
+    )
 
 
 def key(file: Path) -> None:
@@ -94,10 +98,8 @@ def read_ids(path: Path, column: str) -> list[str]:
     """Return the ids of a file as text."""
     ids = [str(each) for each in read_party_file(path, column, check="id").ids]
     if all(map(_FLOAT.fullmatch, ids)):
-        raise ConfigError(
-            f"the ids in '{column}' of '{path}' are floats, probably because some are "
-            "missing; export whole numbers or text"
-        )
+        text = "are floats, as if some were missing; export whole numbers or text"
+        raise ConfigError(f"the ids in '{column}' of '{path}' {text}")
     return ids
 
 
@@ -159,9 +161,8 @@ def revealed(found: Mapping[str, AlignedIds], plan: Alignment) -> dict[str, Any]
         "the server that relays the messages": f"{sizes} and {carried}",
     }
     if len(found) > 2:
-        told[next(iter(found))] = (
-            "as the merging party: how many ids each combination of parties shares"
-        )
+        text = "as the merging party: how many ids each combination of parties shares"
+        told[next(iter(found))] = text
     return {"ids": counts, "aligned": aligned, "revealed": told}
 
 
@@ -172,29 +173,10 @@ def _by_name(files: Sequence[Path]) -> dict[str, Path]:
     for path in files:
         name = path.name.split(".")[0]
         if name in sources:
-            raise ConfigError(
-                f"'{sources[name]}' and '{path}' have the same party name; rename one"
-            )
+            both = f"'{sources[name]}' and '{path}'"
+            raise ConfigError(f"{both} have the same party name; rename one")
         sources[name] = path
     return sources
-
-
-def _columns(given: str, files: int) -> list[str]:
-    columns = [name.strip() for name in given.split(",")]
-    if len(columns) == 1:
-        return columns * files
-    if len(columns) != files:
-        raise ConfigError(f"{len(columns)} id columns are given for {files} files")
-    return columns
-
-
-def _show(document: Mapping[str, Any]) -> None:
-    _print_lines(
-        f"{document['aligned']} rows aligned by {document['method']} in "
-        f"{document['seconds']:.1f} s. What each one learns:",
-        *(f"  {name}: {what}" for name, what in document["revealed"].items()),
-        *(f"written: {path}" for path in document["files"].values()),
-    )
 
 
 def _print_lines(*lines: str) -> None:

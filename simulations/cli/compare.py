@@ -1,7 +1,5 @@
 """``flower-vfl compare``: several defenses on one dataset, over seeds, in one table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +22,8 @@ from flower_vfl.simulations.studies.run_metrics import WHOLE_RUN, shown_whole, u
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.target import find_settings
 from flower_vfl.simulations.studies.tradeoff import comparison, verdict
-from flower_vfl.simulations.studies.trials import (
-    Trial,
-    check_trials,
-    default_attacks,
-    task_of,
-)
 
+from ..studies.trials import Trial, check_trials, default_attacks, task_of
 from .options import finish, source_of, takes_settings
 
 _TRANSFORMS = ["none", "max-norm", "iso:t=4", "marvell:s=4", "gc:keep=0.1,by_row=true"]
@@ -69,28 +62,21 @@ def compare(
     task, chosen = task_of(config), seeds_of(seeds, config.seed)
     methods = methods_of(defenses or _of_file(context), task, bool(target_leak))
     source = source_of(config)
+    folder = out or Path("runs") / f"compare-{source}"
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
 
-    def run(methods: Sequence[Method], all_seeds: bool) -> Study:
-        return run_study(
-            out or Path("runs") / f"compare-{source}",
-            "compare",
-            f"{source}: {len(methods)} methods",
-            compare_trials(
-                config, methods, chosen if all_seeds else chosen[:1], engine
-            ),
-            workers=workers,
-            ray_address=ray_address,
-            gpus=gpus,
-            bar=not as_json,
-        )
+    def run(methods: Sequence[Method], all_seeds: bool = True) -> Study:
+        used = chosen if all_seeds else chosen[:1]
+        title = f"{source}: {len(methods)} methods"
+        trials = compare_trials(config, methods, used, engine)
+        return run_study(folder, "compare", title, trials, bar=not as_json, **how)
 
     check_trials(compare_trials(config, methods, chosen, engine))
-    if not target_leak:
-        study = run(methods, True)
-        found = comparison(study)
-        found["verdict"] = list(verdict(found))
-    else:
+    if target_leak:
         study, found = _search(methods, target_leak, task, run)
+    else:
+        found = comparison(study := run(methods))
+        found["verdict"] = list(verdict(found))
     finish(study, found, as_json, partial(_show, study, found, markdown))
 
 
@@ -108,21 +94,19 @@ def _search(
         rows = comparison(studies[-1])["rows"]
         return {row["defense"]: row.get("largest_leak", math.inf) for row in rows}
 
-    searches = find_settings(methods, target, measure)
+    def rank(row: Row) -> tuple[bool, bool, float]:
+        """Sort by utility: after vanilla, before what leaks more or did not train."""
+        bad = row["untrained"] != "" or row.get("largest_leak", math.inf) > target
+        return row["defense"] != VANILLA, bad, -row["utility"]["mean"]
+
+    tried = {s.method.text: s.tried for s in find_settings(methods, target, measure)}
     study = studies[-1]
-    study.extra = {"target_leak": target}
-    study.extra["tried"] = {each.method.text: each.tried for each in searches}
+    study.extra = {"target_leak": target, "tried": tried}
     study.save()
     found = comparison(study) | study.extra
-    found["rows"].sort(key=lambda row: _rank(row, target))
+    found["rows"].sort(key=rank)
     found["verdict"] = list(verdict(found, target))
     return study, found
-
-
-def _rank(row: Row, target: float) -> tuple[bool, bool, float]:
-    """Sort by utility, after vanilla and before what leaks more or did not train."""
-    bad = row["untrained"] != "" or row.get("largest_leak", math.inf) > target
-    return row["defense"] != VANILLA, bad, -row["utility"]["mean"]
 
 
 def _of_file(context: typer.Context) -> list[str]:
@@ -139,12 +123,10 @@ def methods_of(
     """Return what is compared, vanilla first; by default perhaps private labels too."""
     if not texts:
         fitting = [n for n in added("OBJECTIVES", 1) if task in OBJECTIVES[n][1]]
-        own = [f"objective={name}" for name in fitting]
-        own += [f"preset={name}" for name in added("PRESETS")]
-        private = (
-            ["label_dp=epsilon=1"] if with_privacy and task != "regression" else []
-        )
-        texts = [*DEFAULTS[task], *private, *added("DEFENSES"), *own]
+        private = ["label_dp=epsilon=1"] if with_privacy else []
+        texts = [*DEFAULTS[task], *(private if task != "regression" else [])]
+        texts += [*added("DEFENSES"), *(f"objective={name}" for name in fitting)]
+        texts += [f"preset={name}" for name in added("PRESETS")]
     return [parse_method(text) for text in dict.fromkeys([VANILLA, *texts])]
 
 
@@ -176,55 +158,42 @@ def compare_trials(
     return trials
 
 
-def _attacks(rows: Sequence[Row]) -> list[str]:
-    """Return the heads of the columns of attacks, and of figures of whole runs."""
-    heads = [attack for row in rows for attack in row["leaks"]]
-    return list(dict.fromkeys([*heads, *shown_whole(rows).values()]))
+def _cells(rows: Sequence[Row]) -> tuple[list[str], list[tuple[list[str], list[str]]]]:
+    """Return the heads of all leaks; for each row its utilities, and leaks and time."""
+    found = [attack for row in rows for attack in row["leaks"]]
+    heads = list(dict.fromkeys([*found, *shown_whole(rows).values()]))
+    cells = []
+    for row in rows:
+        reached = [f"{row['utility'][name]:.3f}" for name in ("mean", "min", "max")]
+        known = row["leaks"] | {head: row.get(name) for name, head in WHOLE_RUN.items()}
+        spread = "{mean:.3f}\n±{sd:.3f}" if row["runs"] > 1 else "{mean:.3f}"
+        leaks = [spread.format(**known[h]) if known.get(h) else "" for h in heads]
+        ratio = row["time_ratio"]
+        cells.append((reached, [*leaks, "" if ratio is None else f"{ratio:.2f}×"]))
+    return [*heads, "time"], cells
 
 
 def screen_tables(document: Row) -> Iterator[Table]:
     """Yield the table for a terminal of 80 columns, in parts if it is wider."""
-    attacks, rows = _attacks(document["rows"]), document["rows"]
-    heads = ["defense", f"{metric_name(document['metric'])}\nworst–best", *attacks]
-    cells = []
-    for row in rows:
-        mean, worst, best = _utility(row)
-        leaks = [_leak(row, attack) for attack in attacks]
-        cells.append([_name(row), f"{mean}\n{worst}–{best}", *leaks, _time(row)])
-    yield from text_tables([*heads, "time"], cells, lines=True)
+    heads, cells = _cells(document["rows"])
+    lines = []
+    for row, ((mean, worst, best), leaks) in zip(document["rows"], cells, strict=True):
+        name = row["defense"] + ("\n(did not train)" if row["untrained"] else "")
+        lines.append([name, f"{mean}\n{worst}–{best}", *leaks])
+    metric = f"{metric_name(document['metric'])}\nworst–best"
+    yield from text_tables(["defense", metric, *heads], lines, lines=True)
 
 
 def comparison_markdown(document: Row) -> str:
     """Return the table in Markdown."""
-    attacks = _attacks(document["rows"])
+    heads, cells = _cells(document["rows"])
+    lines = []
+    for row, (reached, leaks) in zip(document["rows"], cells, strict=True):
+        name = f"`{row['defense']}`" + (" (did not train)" if row["untrained"] else "")
+        figures = [leak.replace("\n±", " ± ") for leak in leaks]
+        lines.append([name, *reached, *figures])
     metric = metric_name(document["metric"])
-    heads = ["defense", metric, "worst", "best", *attacks, "time"]
-    rows = []
-    for row in document["rows"]:
-        leaks = [_leak(row, attack).replace("\n±", " ± ") for attack in attacks]
-        name = _name(row).replace(row["defense"], f"`{row['defense']}`")
-        rows.append([name.replace("\n", " "), *_utility(row), *leaks, _time(row)])
-    return markdown_table(heads, rows)
-
-
-def _name(row: Row) -> str:
-    mark = "\n(did not train)" if row["untrained"] else ""
-    return f"{row['defense']}{mark}"
-
-
-def _utility(row: Row) -> list[str]:
-    return [f"{row['utility'][name]:.3f}" for name in ("mean", "min", "max")]
-
-
-def _leak(row: Row, attack: str) -> str:
-    known = row["leaks"] | {head: row.get(name) for name, head in WHOLE_RUN.items()}
-    if not (found := known.get(attack)):
-        return ""
-    return f"{found['mean']:.3f}" + (f"\n±{found['sd']:.3f}" if row["runs"] > 1 else "")
-
-
-def _time(row: Row) -> str:
-    return "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}×"
+    return markdown_table(["defense", metric, "worst", "best", *heads], lines)
 
 
 def legend(study: Study, document: Row) -> str:

@@ -1,7 +1,5 @@
 """``flower-vfl init`` and ``inspect``: what files hold, and settings for a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -71,27 +69,28 @@ def _settings(
 ) -> tuple[str, list[str]]:
     """Return the configuration, and what the user should know about it."""
     chosen: Any = {"missing": missing, "task": task or None}
-    owns = {path: None if number else label for number, path in enumerate(paths)}
-    found = {
-        p: read_party_file(p, ids, own, check="id", **chosen) for p, own in owns.items()
-    }
-    bad = {c.name: c.problem for r in found.values() for c in r.columns if c.problem}
+
+    def read_all(**more: Any) -> dict[str, PartyFile]:
+        owns = [label, *([None] * (len(paths) - 1))]
+        both = zip(paths, owns, strict=True)
+        return {p: read_party_file(p, ids, own, **chosen, **more) for p, own in both}
+
+    columns = [c for rows in read_all(check="id").values() for c in rows.columns]
+    bad = {column.name: column.problem for column in columns if column.problem}
     if label in bad:
         raise ConfigError(f"'{paths[0]}', column '{label}': {bad[label]}")
-    drop = list(bad)
-    for text in [*paths, *drop, *missing]:
+    for text in [*paths, *bad, *missing]:
         if "," in text:
             raise ConfigError(f"'{text}' has a comma in its name; rename it")
-    read = {p: read_party_file(p, ids, o, drop, **chosen) for p, o in owns.items()}
+    read = read_all(drop=list(bad))
     aligned = _alignment(read)
     labels = infer_task(read[paths[0]].labels, chosen["task"])  # type: ignore[arg-type]
-    normalise = aligned.get("normalise", "")
-    warnings = list(label_warnings(read, labels, normalise))
+    warnings = list(label_warnings(read, labels, aligned.get("normalise", "")))
     settings = {"label-party": paths[0], "passive": paths[1:], "id-column": ids}
     settings |= {"label-column": label, "task": labels.task, "missing": missing}
     lines = [_line(name, value) for name, value in settings.items() if value]
-    if drop:
-        lines += [_DROPPED, _line("drop", drop)]
+    if bad:
+        lines += [_DROPPED, _line("drop", list(bad))]
     if "alignment" in aligned:
         lines += ["", "# The files hold different ids: train on those that all share."]
         lines += ['# "psu" trains on the union and does not reveal which are shared.']
@@ -125,9 +124,8 @@ def _alignment(read: Mapping[str, PartyFile]) -> dict[str, str]:
     first, *others = (set(map(str, rows.ids)) for rows in read.values())
     alike = [found for other in others if (found := spelled_alike(first, other))]
     settings = {"normalise": alike[0][0]} if alike else {}
-    same = [
-        set(encode_ids(each, settings.get("normalise"))) for each in (first, *others)
-    ]
+    change = settings.get("normalise")
+    same = [set(encode_ids(each, change)) for each in (first, *others)]
     if any(keys != same[0] for keys in same):
         if not set.intersection(*same):
             raise ConfigError("the files share no id; choose another column with --id")
@@ -145,10 +143,8 @@ def _guess_id(tables: Mapping[str, pd.DataFrame]) -> str:
         if len(names) == 1:
             return names[0]
     if not found:
-        raise ConfigError(
-            "no column is in every file with a different value in each row; name the "
-            f"ids with --id; {_columns(tables)}"
-        )
+        text = "no column is in every file with a different value in each row"
+        raise ConfigError(f"{text}; name the ids with --id; {_columns(tables)}")
     return _ask(f"Id column ({', '.join(found)})", "--id", found[0])
 
 
@@ -169,16 +165,14 @@ def _ask_label(tables: Mapping[str, pd.DataFrame], ids: str) -> str:
 def _ask(question: str, option: str, default: str) -> str:
     """Return the answer to a question, which needs a terminal."""
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"give {option}, as in: flower-vfl init bank.csv shop.csv --label y --id id"
-        )
+        example = "flower-vfl init bank.csv shop.csv --label y --id id"
+        raise ConfigError(f"give {option}, as in: {example}")
     return str(typer.prompt(question, default=default or None))
 
 
 def _columns(tables: Mapping[str, pd.DataFrame]) -> str:
-    return "; ".join(
-        f"'{path}' has {', '.join(map(str, t))}" for path, t in tables.items()
-    )
+    named = {path: ", ".join(map(str, table)) for path, table in tables.items()}
+    return "; ".join(f"'{path}' has {names}" for path, names in named.items())
 
 
 def _line(name: str, value: object) -> str:
@@ -216,8 +210,8 @@ def inspect(
             continue
         read[path], found = rows, [asdict(column) for column in rows.columns]
         problems += [f"'{path}', column '{c['name']}'" for c in found if c["problem"]]
-        documents.append({"file": path, "rows": len(rows.ids), **rows.written})
-        documents[-1]["columns"] = found
+        about = {"file": path, "rows": len(rows.ids), **rows.written}
+        documents.append({**about, "columns": found})
         console.print(f"{path}: {len(rows.ids)} rows, {written_as(rows)}")
         cells = [
             [c["name"], c["kind"], c["problem"] or c["note"]]

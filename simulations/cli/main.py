@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from flower_vfl.errors import ConfigError, VerticalError
@@ -82,20 +83,14 @@ def _show(wanted: bool) -> None:
         raise typer.Exit
 
 
+_PLUGIN = "A module or .py file with your own methods; repeatable."
+_VERSION: Any = {"help": "Show versions and exit.", "callback": _show, "is_eager": True}
+
+
 @app.callback()
 def root(
-    plugins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--plugin", help="A module or .py file with your own methods; repeatable."
-        ),
-    ] = None,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show versions and exit.", callback=_show, is_eager=True
-        ),
-    ] = False,
+    plugins: Annotated[list[str] | None, Option("--plugin", help=_PLUGIN)] = None,
+    version: Annotated[bool, Option("--version", **_VERSION)] = False,
 ) -> None:
     """Vertical federated learning on Flower."""
     from flower_vfl.simulations.plugins import use_plugins

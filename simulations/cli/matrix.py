@@ -1,7 +1,5 @@
 """``flower-vfl matrix``: tuned defenses, ranked by attacks on several datasets."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -19,22 +17,12 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.results import read_json, write_whole
 from flower_vfl.simulations.studies.benchmark import benchmark_page
-from flower_vfl.simulations.studies.matrix import (
-    MATRIX,
-    Grid,
-    cells,
-    choose,
-    dcs,
-    fitting,
-    ranking,
-    reported_trials,
-    tuning_trials,
-)
 from flower_vfl.simulations.studies.methods import VANILLA
 from flower_vfl.simulations.studies.study import STUDY_FILE, Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import split_specs
 
+from ..studies import matrix as grids
 from .compare import seeds_of
 from .options import finish, takes_settings
 
@@ -71,37 +59,32 @@ def matrix(
     flower-vfl matrix --workers 2 --out runs/matrix --docs docs/benchmark.md
     flower-vfl matrix --dataset spambase --method marvell --method ladsg --seeds 5
     """
-    grid = Grid.read(grid_file, quick).only(datasets or [], methods or [])
+    grid = grids.Grid.read(grid_file, quick).only(datasets or [], methods or [])
     config = replace(config, **_QUICK) if quick else config
     if given := split_specs(config.attack):
         grid = replace(grid, attacks=given, tuning_attacks=given)
     reported = seeds_of(seeds, 0)
     if tuning_seed in reported:
         raise ConfigError(f"the tuning seed {tuning_seed} is one of the report's seeds")
-    dcs(0.5, 1.0, 1.0, beta)  # refuses what is no weight
+    grids.dcs(0.5, 1.0, 1.0, beta)  # refuses what is no weight
     if config.split_seed < 0:
         raise ConfigError("set split_seed, so that no test row plays a part in tuning")
-    parts, reasons = fitting(grid, replace(config, attack=""))
-    folder = out or Path("runs") / (f"{MATRIX}-quick" if quick else MATRIX)
-    extra = _facts(folder) | {"left_out": reasons, "workers": workers}
+    parts, reasons = grids.fitting(grid, replace(config, attack=""))
+    folder = out or Path("runs") / (f"{grids.MATRIX}-quick" if quick else grids.MATRIX)
+    before = (read_json(folder / STUDY_FILE) or {}).get("extra", {})  # if interrupted
+    extra: dict[str, Any] = {"wall_seconds": float(before.get("wall_seconds", 0.0))}
+    extra |= {"left_out": reasons, "workers": workers}
     extra["command"] = shlex.join(["flower-vfl", *sys.argv[1:]])
     title = f"{len(grid.methods) + 1} methods on {len(parts)} datasets"
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    how |= {"bar": not as_json, "extra": extra}
 
     def run(trials: Sequence[Trial], stage: str) -> Study:
         begun, before = time.monotonic(), extra["wall_seconds"]
         study = None
         try:
-            study = run_study(
-                folder,
-                MATRIX,
-                f"{title}: {stage}",
-                trials,
-                workers=workers,
-                ray_address=ray_address,
-                gpus=gpus,
-                bar=not as_json,
-                extra=extra,
-            )
+            name = f"{title}: {stage}"
+            study = run_study(folder, grids.MATRIX, name, trials, **how)
         finally:
             extra["wall_seconds"] = before + time.monotonic() - begun
             study = study or Study.load(folder)
@@ -109,26 +92,16 @@ def matrix(
             study.save()
         return study
 
-    tuned = tuning_trials(parts, config, tuning_seed)
-    chosen = choose(run(tuned, "tuning"))
-    study = run(tuned + reported_trials(parts, config, chosen, reported), "all runs")
-    found = ranking(cells(study), beta)
+    tuned = grids.tuning_trials(parts, config, tuning_seed)
+    chosen = grids.choose(run(tuned, "tuning"))
+    tuned += grids.reported_trials(parts, config, chosen, reported)
+    study = run(tuned, "all runs")
+    found = grids.ranking(grids.cells(study), beta)
     if docs is not None:
         write_whole(docs, benchmark_page(study).encode())
-    document = {
-        "title": title,
-        "beta": beta,
-        "ranking": found.to_dict("records"),
-        "cells": cells(study).to_dict("records"),
-        **extra,
-    }
+    document = {"title": title, "beta": beta, "ranking": found.to_dict("records")}
+    document |= {"cells": grids.cells(study).to_dict("records"), **extra}
     finish(study, document, as_json, partial(_show, found, reasons))
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """Return what an interrupted matrix in the same folder is to remember."""
-    before = (read_json(folder / STUDY_FILE) or {}).get("extra", {})
-    return {"wall_seconds": float(before.get("wall_seconds", 0.0))}
 
 
 def _show(found: pd.DataFrame, reasons: dict[str, dict[str, str]]) -> None:

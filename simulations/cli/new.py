@@ -13,7 +13,6 @@ from flower_vfl.errors import ConfigError
 
 _TEMPLATE = Path(__file__).parents[1] / "templates" / "my-app"
 _LICENSE = Path(__file__).parents[1] / "label_leakage" / "LICENSE"
-_LONGEST = 32  # characters of an app's name, a limit of Flower's
 
 
 def new(
@@ -32,11 +31,9 @@ def new(
     Run it with 'flwr run NAME'; its README has the whole command.
     """
     package = name.lower().replace("-", "_")
-    if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9-]{{0,{_LONGEST - 1}}}", name):
-        raise ConfigError(
-            f"'{name}' cannot be the name of a Flower app: use a letter, then letters, "
-            f"digits and hyphens, at most {_LONGEST} characters"
-        )
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", name):  # as Flower wants it
+        rule = "use a letter, then letters, digits and hyphens, at most 32 characters"
+        raise ConfigError(f"'{name}' cannot be the name of a Flower app: {rule}")
     if keyword.iskeyword(package) or importlib.util.find_spec(package):
         raise ConfigError(f"Python has a module '{package}' already; choose a name")
     target = folder / name

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -18,15 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.leakage.attacks import SCORE_ATTACKS
 from flower_vfl.parties.imputation import FEATURE_SYNTHESIZERS, LABEL_SYNTHESIZERS
 from flower_vfl.simulations.attacks import COMPLETIONS
-from flower_vfl.simulations.config import (
-    ABOUT,
-    DEFENSE,
-    LISTS,
-    OPTIONS,
-    RUN,
-    TYPES,
-    RunConfig,
-)
+from flower_vfl.simulations.config import ABOUT, LISTS, OPTIONS, TYPES, RunConfig, parts
 from flower_vfl.simulations.datasets import dataset_names
 from flower_vfl.simulations.datasets.reading import SUFFIXES
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
@@ -35,24 +27,18 @@ from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
 from flower_vfl.specs import split_specs
-from flower_vfl.strategies import (
-    CODECS,
-    DEFENSES,
-    TRACKERS,
-    build_defense,
-    defense_spec,
-)
+from flower_vfl.strategies import CODECS, DEFENSES, TRACKERS
+from flower_vfl.strategies.defenses.registry import build_defense, defense_spec
 
 _TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_PATHS = ("data_dir", "label_party")
-_OF_RUN = {"out", "resume"}  # options of `run` only
 # Settings in the short help, and options of commands that are not in it.
 _COMMON = "dataset parties label_party passive id_column label_column alignment bottom "
 _COMMON += "epochs batch_size learning_rate seed defense label_dp attack"
 _RARE = {"preset_name", "alone", "markdown", "engine", "ray_address", "gpus"}
 _RARE |= {"format", "verbose"}
-_SETTABLE = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]} | _OF_RUN
+_SETTINGS = {f.name for f in fields(RunConfig) if "panel" in ABOUT[f.name]}
+_SETTABLE = _SETTINGS | {"out", "resume"}  # which are options of `run` only
 _API_NAMES = {  # in errors, and the option that stands for each
     r"resume=True|(?<=with )resume|(?<=without )resume": "--resume",
     r"Checkpoints\(every=\.\.\.(, folder=\.\.\.)?\)": "--out and --checkpoint-every",
@@ -65,7 +51,7 @@ _API_NAMES |= {
 }
 
 
-def option(help: str, *names: str, panel: str = RUN, **more: Any) -> Any:
+def option(help: str, *names: str, panel: str = "Run", **more: Any) -> Any:
     """Return an option of a command in a panel of its help."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
@@ -77,13 +63,8 @@ def results_folder(path: Path | None) -> Path | None:
     return path
 
 
-Workers = Annotated[int, option("Number of parallel runs, on Ray.")]
-AsJson = Annotated[bool, option("Print only the result, as JSON.", "--json")]
-AsMarkdown = Annotated[bool, option("Print the table in Markdown.", "--markdown")]
-
-
 def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose parameters are the options that ``options.toml`` has."""
+    """Give the parameters of a command the options that ``options.toml`` has."""
     texts = {**_TABLES["shared"], **_TABLES.get(name, {})}
     parameters = [
         p.replace(annotation=Annotated[p.annotation, _declared(texts[p.name])])
@@ -92,11 +73,7 @@ def described(name: str, command: Callable[..., None]) -> Callable[..., None]:
         for p in inspect.signature(command, eval_str=True).parameters.values()
     ]
 
-    @functools.wraps(command)
-    def call(**values: Any) -> None:
-        command(**values)
-
-    return _with_parameters(call, parameters)
+    return _with_parameters(command, parameters)
 
 
 def _declared(about: str | dict[str, Any]) -> Any:
@@ -106,7 +83,7 @@ def _declared(about: str | dict[str, Any]) -> Any:
     if about.get("argument"):
         return typer.Argument(help=text)
     names = [about["option"]] if "option" in about else []
-    more: dict[str, Any] = {"panel": about.get("panel", RUN), "min": about.get("min")}
+    more: Any = {name: about[name] for name in ("panel", "min") if name in about}
     more |= {"callback": results_folder} if about.get("folder") else {}
     return option(text, *names, **more)
 
@@ -128,15 +105,19 @@ def takes_settings(
     The command receives the settings as its first argument, ``config``. Its help has
     the options that most runs need; ``--help-all`` has all of them.
     """
-    defaults = base or RunConfig()
-    chosen = [f for f in fields(RunConfig) if "panel" in ABOUT[f.name]]
-    chosen = [f for f in chosen if f.name not in without]
+    defaults, known = base or RunConfig(), set(_SETTINGS) - set(without)
+    chosen = [f for f in fields(RunConfig) if f.name in known]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [p.replace(kind=_KEYWORD) for p in signature.parameters.values()][1:]
         given = [_option(f, getattr(defaults, f.name)) for f in chosen]
-        presets = [] if "defense" in without else [_preset()]
+        about = _declared(_TABLES["shared"]["preset_name"])
+        presets = [_parameter("preset_name", str, "", about)]
+        given += [] if "defense" in without else presets
+        text = "TOML file with any of these settings; options override it."
+        about = option(text, "--config", callback=use_as_defaults, is_eager=True)
+        given.append(_parameter("config_file", Path | None, None, about))
 
         @functools.wraps(command)
         def call(**values: Any) -> None:
@@ -147,7 +128,7 @@ def takes_settings(
 
         others = {_name(f) for f in chosen if f.name not in _COMMON.split()}
         call.rare_options = _RARE | others  # type: ignore[attr-defined]
-        return _with_parameters(call, [*given, *presets, _config_file(), *own])
+        return _with_parameters(call, [*given, *own])
 
     return decorate
 
@@ -157,8 +138,8 @@ def _name(field: Field[Any]) -> str:
 
 
 def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+    kind = Annotated[kind, option]
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=kind)
 
 
 def _option(field: Field[Any], default: Any) -> inspect.Parameter:
@@ -167,42 +148,19 @@ def _option(field: Field[Any], default: Any) -> inspect.Parameter:
     text = about["help"].format(**registered())
     given = option(text, f"--{name.replace('_', '-')}", panel=about["panel"])
     if field.name in LISTS:
-        start = [part for part in str(default).split(",") if part] or None
-        return _parameter(name, list[str] | None, start, given)
+        return _parameter(name, list[str] | None, parts(default) or None, given)
     return _parameter(name, TYPES[str(field.type)], default, given)
 
 
 def registered() -> dict[str, str]:
     """Return the names that replace the placeholders of a setting's help."""
-    names = {
-        "datasets": dataset_names(),
-        "bottoms": BOTTOM_MODELS,
-        "tops": TOP_MODELS,
-        "objectives": OBJECTIVES,
-        "optimizers": OPTIMIZERS,
-        "defenses": DEFENSES,
-        "codecs": CODECS,
-        "scores": SCORE_ATTACKS,
-        "completions": COMPLETIONS,
-        "trackers": TRACKERS,
-        "label_imputers": LABEL_SYNTHESIZERS,
-        "feature_imputers": FEATURE_SYNTHESIZERS,
-        "groups": GROUPS,
-        "normalisers": NORMALISERS,
-    }
+    names: dict[str, Iterable[str]] = {"datasets": dataset_names(), "groups": GROUPS}
+    names |= {"bottoms": BOTTOM_MODELS, "tops": TOP_MODELS, "objectives": OBJECTIVES}
+    names |= {"presets": PRESETS, "optimizers": OPTIMIZERS, "defenses": DEFENSES}
+    names |= {"codecs": CODECS, "scores": SCORE_ATTACKS, "completions": COMPLETIONS}
+    names |= {"label_imputers": LABEL_SYNTHESIZERS, "normalisers": NORMALISERS}
+    names |= {"feature_imputers": FEATURE_SYNTHESIZERS, "trackers": TRACKERS}
     return {key: ", ".join(known) for key, known in names.items()}
-
-
-def _config_file() -> inspect.Parameter:
-    text = "TOML file with any of these settings; options override it."
-    given = option(text, "--config", callback=use_as_defaults, is_eager=True)
-    return _parameter("config_file", Path | None, None, given)
-
-
-def _preset() -> inspect.Parameter:
-    text = "Objective, defense and other settings that belong together: "
-    text += f"{', '.join(PRESETS)}; ladsg:substitute=false leaves out one part."
-    return _parameter("preset_name", str, "", option(text, "--preset", panel=DEFENSE))
 
 
 def _settings(
@@ -214,7 +172,7 @@ def _settings(
     values["passive"] = files
     for name in LISTS:
         values[name] = ",".join(map(str, values.get(name) or []))
-    for name in _PATHS:
+    for name in ("data_dir", "label_party"):
         if values.get(name):
             values[name] = str(Path(values[name]).resolve())
     if preset_name:
@@ -241,8 +199,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name in LISTS:
         if isinstance(settings.get(name), list):
             settings[name] = ",".join(map(str, settings[name]))
-    files = [name for name in str(settings.get("passive", "")).split(",") if name]
-    counted = {"parties": len(files)} if files else {}
+    files = len(parts(str(settings.get("passive", ""))))
+    counted = {"parties": files} if files else {}
     RunConfig.from_run_config({**counted, **settings})  # checks keys and types
     return settings
 
@@ -253,14 +211,11 @@ def defaults_of(path: Path) -> dict[str, Any]:
     for name, value in read_settings(path).items():
         option = name.replace("-", "_")
         if option not in _SETTABLE:
-            raise ConfigError(
-                f"'{path}': '{name}' is set by the command itself; use it with flwr run"
-            )
-        if name == "out" and not value:
-            continue  # an empty path would be the current folder
-        if name in LISTS:
-            value = split_specs(value)
-        defaults[OPTIONS.get(option, option)] = value
+            text = f"'{name}' is set by the command itself; use it with flwr run"
+            raise ConfigError(f"'{path}': {text}")
+        if value or name != "out":  # an empty path would be the current folder
+            value = split_specs(value) if name in LISTS else value
+            defaults[OPTIONS.get(option, option)] = value
     return defaults
 
 
@@ -288,14 +243,11 @@ def show_errors(study: Study) -> None:
     labels = {trial["key"]: trial["labels"] for trial in study.trials}
     for key, error in study.errors.items():
         what = ", ".join(f"{name} {value}" for name, value in labels[key].items())
-        text = as_options(error["error"])
-        print(f"flower-vfl: {what}: {text}", file=sys.stderr)
+        print(f"flower-vfl: {what}: {as_options(error['error'])}", file=sys.stderr)
     if study.errors:
-        print(
-            f"flower-vfl: {len(study.errors)} of {len(study.trials)} runs failed; run "
-            "the same command to retry them",
-            file=sys.stderr,
-        )
+        failed = f"{len(study.errors)} of {len(study.trials)} runs failed"
+        remedy = "run the same command to retry them"
+        print(f"flower-vfl: {failed}; {remedy}", file=sys.stderr)
 
 
 def finish(

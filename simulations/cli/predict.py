@@ -64,55 +64,38 @@ def predict_saved(
     check_name("split", split, SPLITS)
     config = RunConfig(**load_result(folder)["config"])
     if config.alignment != NONE and not files:
-        raise ConfigError(
-            "only the parties of a run that aligned ids know its rows; pass files with "
-            "new rows that all have the same ids"
-        )
+        text = "only the parties of a run that aligned ids know its rows"
+        raise ConfigError(f"{text}; pass files with new rows, with the same ids in all")
     state_dir = folder / PARTIES_FOLDER  # the folder may have been moved
-    config = replace(
-        config,
-        state_dir=str(state_dir),
-        out=str(folder),
-        resume=False,
-        track="",
-        alignment=NONE,
-        sealed=False,  # all parties are in this process
-    )
+    config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
+    # All parties are in this process.
+    config = replace(config, track="", alignment=NONE, sealed=False)
     if files and (not config.label_party or len(files) != config.parties + 1):
-        raise ConfigError(
-            "new rows need a run on files, and one file for each passive party, "
-            f"{config.parties} in all (and one for the label party if it has features)"
-        )
+        text = f"one file for each of {config.parties} passive parties"
+        raise ConfigError(f"new rows need a run on files, {text}, and the label party")
     names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():
             raise ConfigError(f"'{folder}' has no trained module of party '{name}'")
     known = parties.read_known(state_dir / "label" / parties.FIT_FILE)
     if files and not files[0] and known["fit"] is not None:
-        columns = ", ".join(known["columns"])
-        raise ConfigError(
-            f"the label party trained with columns of its own ({columns}): give their "
-            "new rows with --label-party FILE"
-        )
-    loaded = [
-        # A label party without features has no file.
-        parties.new_rows(
-            config, files[index] or files[1], state_dir / name / parties.FIT_FILE
-        )
-        if files
-        else parties.load_rows(config, index)
-        for index, name in enumerate(names)
-    ]
-
-    def rows_of(context: Context) -> PartyRows:
-        return loaded[int(context.node_config["partition-id"])]
+        text = f"the label party trained with columns of its own: {known['columns']}"
+        raise ConfigError(f"{text}; give their new rows with --label-party FILE")
+    if files:  # a label party without features has none
+        given = [file or files[1] for file in files]
+        fits = [state_dir / name / parties.FIT_FILE for name in names]
+        pairs = zip(given, fits, strict=True)
+        loaded = [parties.new_rows(config, file, fit) for file, fit in pairs]
+    else:
+        loaded = [parties.load_rows(config, index) for index in range(len(names))]
 
     def passive(context: Context) -> PassiveParty:
-        return parties.make_passive(config, rows_of(context))
+        rows = loaded[int(context.node_config["partition-id"])]
+        return parties.make_passive(config, rows)
 
     def label(context: Context) -> LabelParty:
         # The server is this process, which reads all files.
-        return parties.make_label(config, rows_of(context), trust_server=True)
+        return parties.make_label(config, loaded[0], trust_server=True)
 
     client_app = vertical_client_app(passive, label)
     with InProcessGrid(client_app, len(names), config.to_run_config()) as grid:

@@ -8,11 +8,7 @@ from rich.console import Console
 
 from flower_vfl.leakage.recording import read_recording
 from flower_vfl.simulations.printing import text_table
-from flower_vfl.simulations.report import (
-    PICTURES_FOLDER,
-    write_figures,
-    write_report,
-)
+from flower_vfl.simulations.report import PICTURES_FOLDER, write_figures, write_report
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
 from flower_vfl.specs import split_specs
@@ -71,9 +67,7 @@ def audit(
     leaks, sentences = leak_table(study), list(findings(study))
 
     def show() -> None:
-        cells = [
-            [str(name), *(f"{v:.3f}" for v in row)] for name, row in leaks.iterrows()
-        ]
+        cells = leaks.map("{:.3f}".format).reset_index().values.tolist()
         console = Console(highlight=False)
         rows = {name: len(set(own["row"])) for name, own in found.parties.items()}
         listed = ", ".join(f"{name} ({n} rows)" for name, n in rows.items())

@@ -1,9 +1,9 @@
 """``flower-vfl reproduce``: tables and figures of the papers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import typer
@@ -14,63 +14,26 @@ from flower_vfl.simulations.printing import text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
+from ..papers import reproduce as runs
+from ..papers import show
 from ..papers.experiments import experiment_names, load_experiment
-from ..papers.reproduce import (
-    KIND,
-    RUN,
-    add_saved,
-    measured,
-    run_experiment,
-    save_results,
-    saved_results,
-    trials_of,
-)
-from ..papers.show import (
-    CLAIM_HEADS,
-    all_claims,
-    as_document,
-    as_markdown,
-    minutes_of,
-    results_page,
-    show_experiment,
-)
-from .options import AsJson, AsMarkdown, Workers, option, show_errors
+from .options import show_errors
 
 
 def reproduce(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Tables or figures (see --list), or a TOML file."),
-    ] = None,
-    everything: Annotated[
-        bool, option("All tables and figures, those that take longest first.", "--all")
-    ] = False,
-    listing: Annotated[
-        bool, option("List all tables and figures, with estimated times.", "--list")
-    ] = False,
-    claims: Annotated[
-        bool, option("Show the papers' claims and the saved results.", "--claims")
-    ] = False,
-    quick: Annotated[
-        bool, option("Smoke run: few rows, one epoch, one seed.", "--quick")
-    ] = False,
-    missing: Annotated[
-        bool, option("Run only what the saved results lack.", "--missing")
-    ] = False,
-    seeds: Annotated[int | None, option("Number of seeds per row.", min=1)] = None,
-    workers: Workers = 1,
-    out: Annotated[Path, option("Output folder; each table gets a subfolder.")] = Path(
-        "runs"
-    ),
-    as_json: AsJson = False,
-    markdown: AsMarkdown = False,
-    write: Annotated[
-        Path | None, option("Write the page with all saved results to this file.")
-    ] = None,
-    source: Annotated[
-        list[Path] | None,
-        option("Folder of a finished table to add to that page.", "--from"),
-    ] = None,
+    names: list[str] | None = None,
+    everything: bool = False,
+    listing: bool = False,
+    claims: bool = False,
+    quick: bool = False,
+    missing: bool = False,
+    seeds: int | None = None,
+    workers: int = 1,
+    out: Path = Path("runs"),
+    as_json: bool = False,
+    markdown: bool = False,
+    write: Path | None = None,
+    source: list[Path] | None = None,
 ) -> None:
     """Reproduce a table or figure of a paper, next to the paper's values.
 
@@ -78,14 +41,11 @@ def reproduce(
     """
     set_log(verbose=False)
     if listing:
-        _list(as_json)
-        return
+        return _list(as_json)
     if claims:
-        _claims(as_json)
-        return
+        return _claims(as_json)
     if write is not None:
-        _write_page(write, source or [])
-        return
+        return _write_page(write, source or [])
     names = experiment_names() if everything else names
     if not names:
         raise ConfigError("which table? Name one or more, or --all; see --list")
@@ -94,22 +54,23 @@ def reproduce(
         experiments.sort(key=lambda each: -each.minutes)
     quiet, failed, documents, times = as_json or markdown, False, [], []
     for experiment in experiments:
-        folder = out / f"{KIND}-{experiment.name}{'-quick' if quick else ''}"
-        saved = saved_results(experiment) if missing else pd.DataFrame()
-        study = run_experiment(
-            experiment, folder, seeds, workers, quick, not quiet, saved
+        folder = out / f"{runs.KIND}-{experiment.name}{'-quick' if quick else ''}"
+        saved = runs.saved_results(experiment) if missing else pd.DataFrame()
+        given = seeds, workers, quick, not quiet, saved
+        study = runs.run_experiment(experiment, folder, *given)
+        frame = runs.add_saved(
+            experiment, runs.measured(experiment, study, seeds), saved
         )
-        frame = add_saved(experiment, measured(experiment, study, seeds), saved)
-        spent = f"{minutes_of(frame):.1f}"
-        times.append([experiment.name, str(frame[RUN].nunique()), spent])
+        spent = f"{show.minutes_of(frame):.1f}"
+        times.append([experiment.name, str(frame[runs.RUN].nunique()), spent])
         show_errors(study)
         failed |= bool(study.errors)
         if as_json:
-            documents.append(as_document(experiment, frame, quick))
+            documents.append(show.as_document(experiment, frame, quick))
         elif markdown:
-            print(as_markdown(experiment, frame, quick))
+            print(show.as_markdown(experiment, frame, quick))
         else:
-            show_experiment(experiment, frame, quick)
+            show.show_experiment(experiment, frame, quick)
     if as_json:
         print(json.dumps(documents if len(documents) > 1 else documents[0]))
     if len(times) > 1 and not quiet:
@@ -119,24 +80,16 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
-    known = [load_experiment(name) for name in experiment_names()]
-    entries: list[dict[str, Any]] = [
-        {
-            "name": experiment.name,
-            "paper": experiment.about["paper"],
-            "title": experiment.about["title"],
-            "runs": len(trials_of(experiment)),
-            "minutes": experiment.minutes,
-        }
-        for experiment in known
-    ]
+    heads = ["name", "paper", "title", "runs", "minutes"]
+    entries: list[dict[str, Any]] = []
+    rows = []
+    for each in map(load_experiment, experiment_names()):
+        about, count = each.about, len(runs.trials_of(each))
+        known = each.name, about["paper"], about["title"], count, each.minutes
+        entries.append(dict(zip(heads, known, strict=True)))
+        rows.append([each.name, about["title"], str(count), f"{each.minutes:g}"])
     if as_json:
-        print(json.dumps(entries))
-        return
-    rows = [
-        [entry["name"], entry["title"], str(entry["runs"]), f"{entry['minutes']:g}"]
-        for entry in entries
-    ]
+        return print(json.dumps(entries))
     _show(["name", "title", "runs", "minutes"], rows, left=2)
     total = sum(entry["minutes"] for entry in entries) / 60.0
     print(
@@ -146,15 +99,14 @@ def _list(as_json: bool) -> None:
 
 
 def _claims(as_json: bool) -> None:
-    found = all_claims()
+    found = show.all_claims()
     if as_json:
-        print(json.dumps(found))
-        return
-    rows = [[claim[head] for head in CLAIM_HEADS] for claim in found]
-    _show(CLAIM_HEADS, rows, left=len(CLAIM_HEADS))
+        return print(json.dumps(found))
+    rows = [[claim[head] for head in show.CLAIM_HEADS] for claim in found]
+    _show(show.CLAIM_HEADS, rows, left=len(show.CLAIM_HEADS))
 
 
-def _show(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+def _show(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     table = text_table(heads, rows, left, lines=left > 2)
     Console(highlight=False).print(table)
 
@@ -162,14 +114,12 @@ def _show(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
 def _write_page(path: Path, folders: list[Path]) -> None:
     for folder in folders:
         study = Study.load(folder)
-        if study.kind != KIND or study.extra.get("quick"):
-            raise ConfigError(
-                f"'{folder}' is a smoke run or not a reproduced table; only complete "
-                "tables are saved"
-            )
+        if study.kind != runs.KIND or study.extra.get("quick"):
+            text = "is a smoke run or not a reproduced table; give a complete one"
+            raise ConfigError(f"'{folder}' {text}")
         experiment = load_experiment(study.extra["name"])
-        frame: pd.DataFrame = measured(experiment, study, study.extra.get("seeds"))
-        frame = add_saved(experiment, frame, saved_results(experiment))
-        print(f"kept {save_results(experiment, frame)}")
-    path.write_text(results_page(), encoding="utf-8")
+        frame = runs.measured(experiment, study, study.extra.get("seeds"))
+        frame = runs.add_saved(experiment, frame, runs.saved_results(experiment))
+        print(f"kept {runs.save_results(experiment, frame)}")
+    path.write_text(show.results_page(), encoding="utf-8")
     print(f"wrote {path}")

@@ -1,7 +1,5 @@
 """``flower-vfl run``: one run, from the command line or a TOML file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +10,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
@@ -50,8 +48,7 @@ def run(
     flower-vfl run --dataset digits --defense max-norm --attack norm
     flower-vfl run --label-party bank.csv --label-column y --passive shop.csv
     """
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
+    check_name("engine", engine, ENGINES)
     if resume and out is None:
         raise ConfigError("--resume needs the --out folder of the run to continue")
     files = results.RESULT_FILE, f"{results.PARTIES_FOLDER}/{RESERVED}/*.pt"
@@ -61,14 +58,11 @@ def run(
             f"'{out}' already holds a run; choose another --out, continue that run "
             "with --resume, or replace it with --overwrite"
         )
-    folder = "" if out is None else str(out.resolve())
-    config = replace(
-        config,
-        resume=resume,
-        state_dir=str(Path(folder) / results.PARTIES_FOLDER) if folder else "",
-        out=folder,
-        transport="plain" if engine == "flower" else "resident",
-    )
+    transport = "plain" if engine == "flower" else "resident"
+    config = replace(config, resume=resume, transport=transport)
+    if out is not None:
+        state_dir = str(out.resolve() / results.PARTIES_FOLDER)
+        config = replace(config, out=str(out.resolve()), state_dir=state_dir)
     try:
         document = run_and_attack(config, engine, verbose, not as_json)
     except KeyboardInterrupt:
@@ -133,30 +127,28 @@ def show_result(document: dict[str, Any]) -> None:
         title += f", {config['defense']} at the {place}"
     console = Console(highlight=False)
     console.print(title)
-    lacking = any(config.get(name) for name in _LACKING)
-    hidden = {"loss", "f1", "model_leak"} | (set() if lacking else {"ace"})
-    console.print(
-        *_epochs(records, hidden if config["train_metrics"] else hidden | {"train"})
-    )
+    hidden = {"loss", "f1", "model_leak"}
+    hidden |= set() if any(config.get(name) for name in _LACKING) else {"ace"}
+    hidden |= set() if config["train_metrics"] else {"train"}
+    console.print(*_epochs(records, hidden))
     found = leaks(records)
     if not found.empty:
         regression = utilities(records)["regression"].any()
         what = "|rho| of score and label" if regression else "leak AUC"
         none = 0 if regression else 0.5
         console.print(f"{what}, mean over all batches ({none}: nothing leaks)")
-        console.print(*_leakage(found, "leak"))
+        console.print(*_leakage(found))
     members = records[records["metric"] == MEMBERSHIP]
     if not members.empty:
-        console.print(
-            "AUC of finding synthetic rows, mean over all batches (0.5: a guess)"
-        )
+        text = "AUC of finding synthetic rows, mean over all batches (0.5: a guess)"
         groups = members.groupby(["party", "attack", "layer"], sort=False)
-        means = groups["value"].mean()
-        console.print(*_leakage(means.reset_index().assign(random=False), "value"))
+        means = groups["value"].mean().rename("leak").reset_index()
+        console.print(text)
+        console.print(*_leakage(means.assign(random=False)))
     for line in [*_defense_lines(records), *_audit_lines(records)]:
         console.print(line)
-    promised = Guarantee.from_dict(document[results.PRIVACY])
-    console.print(f"Labels: {promised.sentence}")
+    promised = Guarantee.from_dict(document[results.PRIVACY]).sentence
+    console.print(f"Labels: {promised}")
     if losses := document[results.LOSSES]:
         tried = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
         console.print(f"the loss was chosen on the validation rows: {tried}")
@@ -167,10 +159,8 @@ def show_result(document: dict[str, Any]) -> None:
         console.print(alone_line(document, records), style="bold", markup=False)
     if document["stopped"]:
         console.print(f"stopped early: {document['stopped']}")
-    console.print(
-        f"{seconds['total']:.1f} s on {document['engine']}, "
-        f"{seconds['step'] * 1e3:.2f} ms per step"
-    )
+    step = f"{seconds['step'] * 1e3:.2f} ms per step"
+    console.print(f"{seconds['total']:.1f} s on {document['engine']}, {step}")
     if config["out"]:
         console.print(f"saved in {config['out']}", soft_wrap=True)
 
@@ -192,7 +182,7 @@ def _epochs(records: pd.DataFrame, hidden: set[str]) -> Iterator[Table]:
     return text_tables(["epoch", "loss", *names.unique()], rows, left=0)
 
 
-def _leakage(found: pd.DataFrame, column: str) -> Iterator[Table]:
+def _leakage(found: pd.DataFrame) -> Iterator[Table]:
     """Return one figure of each attack on each party, and on each of its layers."""
     attacks, lines = list(found["attack"].unique()), []
     for (party, random), own in found.groupby(["party", "random"], sort=False):
@@ -200,7 +190,7 @@ def _leakage(found: pd.DataFrame, column: str) -> Iterator[Table]:
         for layer, rows in ordered.groupby("layer", sort=False):
             name = f"  layer {layer!s}" if layer else str(party)
             name += " random" if random and not layer else ""
-            values = rows.set_index("attack")[column].reindex(attacks)
+            values = rows.set_index("attack")["leak"].reindex(attacks)
             cells = ["" if value != value else f"{value:.3f}" for value in values]
             lines.append([name, *cells])
     return text_tables(["party", *attacks], lines)
@@ -213,17 +203,13 @@ def _completion(entries: list[dict[str, Any]]) -> Iterator[Table]:
     lines = []
     groups = pd.DataFrame(entries).groupby(["attack", "party"], sort=False)
     for (attack, party), own in groups:
-        cells = [_average(own[key].dropna().astype(float)) for key in _SUCCESSES]
-        names = [parse_spec(str(attack))[0], str(party), str(own["metric"].iloc[0])]
-        lines.append([*names, *cells])
+        cells = [parse_spec(str(attack))[0], str(party), str(own["metric"].iloc[0])]
+        for key in _SUCCESSES:
+            values = own[key].dropna().astype(float)
+            spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
+            cells.append("" if values.empty else f"{values.mean():.3f}{spread}")
+        lines.append(cells)
     return text_tables(heads, lines, left=3)
-
-
-def _average(values: pd.Series[float]) -> str:
-    if values.empty:
-        return ""
-    spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
-    return f"{values.mean():.3f}{spread}"
 
 
 def _audit_lines(records: pd.DataFrame) -> Iterator[str]:
@@ -257,8 +243,7 @@ def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
                 f"{found.max():.3f} in any step, {found.mean():.3f} on average"
             )
         if metric == "withheld" and found.any():
-            steps = f"{int(found.sum())} of {len(found)} steps"
-            yield f"{party} got no gradient in {steps}"
+            yield f"{party} got no gradient in {found.sum():.0f} of {len(found)} steps"
         if metric == "suspected" and found.any():
             yield (
                 f"{party} is suspected from step {found.idxmax()} on: relative to its "

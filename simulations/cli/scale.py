@@ -1,6 +1,6 @@
 """``flower-vfl scale``: leakage and cost as the number of passive parties grows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,7 @@ from flower_vfl.simulations.parties import divided_dataset
 from flower_vfl.simulations.printing import markdown_table, metric_name, text_tables
 from flower_vfl.simulations.results import RUN as KEY
 from flower_vfl.simulations.runtime.engines import can_watch_memory, set_log
-from flower_vfl.simulations.studies.run_metrics import (
-    BEYOND_MODEL,
-    WHOLE_RUN,
-    leaks,
-    main_metric,
-    over_training,
-    utilities,
-    whole_run,
-)
+from flower_vfl.simulations.studies import run_metrics as metrics
 from flower_vfl.simulations.studies.study import Study, run_study
 from flower_vfl.simulations.studies.trials import Trial
 from flower_vfl.specs import build_from_spec
@@ -33,19 +25,10 @@ from .options import finish, source_of, takes_settings
 PARTIES, PART, SEED = "parties", "part", "seed"  # labels of a trial
 LEAKAGE, COST = "leakage", "cost"  # its parts
 # Datasets that a number of parties can share, by their columns.
-COLUMNS = {
-    "breast-cancer": 30,
-    "criteo": 39,
-    "spambase": 57,
-    "digits": 64,
-    "imdb": 500,
-    "ag-news": 1000,
-    "synthetic": 1024,
-}
-_COST_EPOCHS = 2  # enough for a mean over steps
-DEFAULT = RunConfig(
-    dataset="digits", attack="norm,mean:held_out=true", coalitions="all", width=4
-)
+COLUMNS = {"breast-cancer": 30, "criteo": 39, "spambase": 57, "digits": 64}
+COLUMNS |= {"imdb": 500, "ag-news": 1000, "synthetic": 1024}
+DEFAULT = RunConfig(dataset="digits", attack="norm,mean:held_out=true", width=4)
+DEFAULT = replace(DEFAULT, coalitions="all")
 _WIDEST = "synthetic"  # instead of the default, for more parties than it has columns
 _FILES = ("passive", "label_party", "id_column", "label_column", "task", "missing")
 
@@ -108,9 +91,8 @@ def scale(
     found = found_sizes(study)
     factors = growth(found) if found else {}
     document = {"sizes": [asdict(size) for size in found], "growth": factors}
-    finish(
-        study, document, as_json, partial(_show, found, f"{source}, {engine}", markdown)
-    )
+    show = partial(_show, found, f"{source}, {engine}", markdown)
+    finish(study, document, as_json, show)
 
 
 def dirichlet(alpha: float = 0.5, seed: int = 0) -> str:
@@ -118,12 +100,10 @@ def dirichlet(alpha: float = 0.5, seed: int = 0) -> str:
     return f"dirichlet={alpha},{seed}"
 
 
-DIVISIONS: dict[str, Callable[..., str]] = {"dirichlet": dirichlet}
-
-
 def division_of(text: str) -> str:
     """Return the setting ``split`` that a config string stands for."""
-    return build_from_spec("division", text, DIVISIONS) if text else "even"
+    known = {"dirichlet": dirichlet}
+    return build_from_spec("division", text, known) if text else "even"
 
 
 def sizes_of(text: str) -> list[int]:
@@ -142,24 +122,18 @@ def scale_trials(
 ) -> list[Trial]:
     """Return the runs of a study: leakage, and cost without the attacks."""
     trials = []
+    epochs = min(config.epochs, 2)  # enough for a mean over steps
+    bare = replace(config, epochs=epochs, watch_memory=can_watch_memory(), attack="")
+    bare = replace(bare, coalitions="", leak_limit=0.0)
+    bare = replace(bare, leak_baseline=False, leak_layers=False)
     for parties in sizes:
-        sized = replace(config, parties=parties)
         together = config.coalitions if parties > 1 else ""
-        leaking = replace(sized, coalitions=together)
-        bare = replace(
-            sized,
-            attack="",
-            coalitions="",
-            leak_limit=0.0,
-            leak_baseline=False,
-            leak_layers=False,
-            epochs=min(config.epochs, _COST_EPOCHS),
-            watch_memory=can_watch_memory(),
-        )
+        leaking = replace(config, coalitions=together)
         for part, made in ((LEAKAGE, leaking), (COST, bare)):
             for seed in range(config.seed, config.seed + seeds):
                 labels = {PARTIES: str(parties), PART: part, SEED: str(seed)}
-                trials.append(Trial(labels, replace(made, seed=seed), engine))
+                run = replace(made, parties=parties, seed=seed)
+                trials.append(Trial(labels, run, engine))
     return trials
 
 
@@ -170,8 +144,7 @@ def columns_of(config: RunConfig, parties: int) -> tuple[int, int]:
     except ConfigError as error:
         enough = [f"{n} ({c})" for n, c in COLUMNS.items() if c >= parties]
         known = ", ".join(enough) or "no known dataset has as many"
-        text = f"{error}. Datasets with enough columns: {known}"
-        raise ConfigError(text) from error
+        raise ConfigError(f"{error}. Datasets with enough columns: {known}") from error
     widths = [len(columns) for columns in divided[1:]]
     return min(widths), max(widths)
 
@@ -190,26 +163,27 @@ def found_sizes(study: Study) -> list[Size]:
 
 
 def _size(config: RunConfig, leaking: pd.DataFrame, bare: pd.DataFrame) -> Size:
-    memory = whole_run(bare, "memory_peak")
-    trained = over_training(leaking)
+    memory = metrics.whole_run(bare, "memory_peak")
+    trained = metrics.over_training(leaking)
     return Size(
         parties=config.parties,
         columns=columns_of(config, config.parties),
-        metric=main_metric(leaking),
-        utility=float(utilities(leaking)["value"].mean()),
+        metric=metrics.main_metric(leaking),
+        utility=float(metrics.utilities(leaking)["value"].mean()),
         leaks=_leaks(leaking, "leak"),
         beyond=_leaks(leaking, "beyond"),
         bound=trained[RUN_AUC_BOUND].mean() if RUN_AUC_BOUND in trained else None,
-        seconds=float(whole_run(bare, "seconds_step").mean()),
-        attacked=float(whole_run(leaking, "seconds_step").mean()),
-        traffic=float(whole_run(bare, "bytes_step").mean()),
+        seconds=float(metrics.whole_run(bare, "seconds_step").mean()),
+        attacked=float(metrics.whole_run(leaking, "seconds_step").mean()),
+        traffic=float(metrics.whole_run(bare, "bytes_step").mean()),
         memory=None if memory.empty else float(memory.mean()),
     )
 
 
 def _leaks(records: pd.DataFrame, column: str) -> Leaks:
     """Return mean, worst and coalition of each attack, mean over the runs."""
-    found = leaks(records).query("layer == '' and not random").dropna(subset=column)
+    found = metrics.leaks(records).query("layer == '' and not random")
+    found = found.dropna(subset=column)
     by = [KEY, "attack"]
     single = found[~found["coalition"]].groupby(by, sort=False)[column]
     joint = found[found["coalition"]].groupby(by)[column].max()
@@ -254,9 +228,10 @@ def table_of(found: Sequence[Size]) -> tuple[list[str], list[list[str]]]:
     first = found[0]
     head = ["parties", "columns", metric_name(first.metric)]
     head += [attack.replace(":", ": ") for attack in first.leaks]
-    head += [f"{attack}, {WHOLE_RUN[BEYOND_MODEL]}" for attack in first.beyond]
+    names = metrics.WHOLE_RUN
+    head += [f"{attack}, {names[metrics.BEYOND_MODEL]}" for attack in first.beyond]
     shown = bool(first.beyond) and all(size.bound is not None for size in found)
-    head += [WHOLE_RUN[RUN_AUC_BOUND]] if shown else []
+    head += [names[RUN_AUC_BOUND]] if shown else []
     head += ["ms per step", "with attacks", "per party", "KiB per step", "MiB"]
     rows = []
     for size in found:
@@ -278,9 +253,6 @@ def growth_text(found: Sequence[Size]) -> str:
     """Return how cost grew, in words."""
     factors = growth(found)
     parties = factors.pop("parties")
-    listed = ", ".join(
-        f"{name} ×{factor:.2f} ({factor / parties:.2f} of linear)"
-        for name, factor in factors.items()
-    )
+    grown = [f"{k} ×{v:.2f} ({v / parties:.2f} of linear)" for k, v in factors.items()]
     few, many = found[0].parties, found[-1].parties
-    return f"from {few} to {many} parties (×{parties:g}): {listed}"
+    return f"from {few} to {many} parties (×{parties:g}): {', '.join(grown)}"

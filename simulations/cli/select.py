@@ -1,22 +1,22 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a subset of the training rows."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.objectives import GAFM, SubsetTraining, select_delta, select_gamma
-from flower_vfl.objectives.selection import DELTAS, DeltaChoice, GammaChoice
+from flower_vfl.objectives.selection import DELTAS
 from flower_vfl.parties.base import as_tensors
 from flower_vfl.parties.schedule import TRAIN
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
-from flower_vfl.simulations.parties import PartyRows, load_rows
+from flower_vfl.simulations.parties import load_rows
 from flower_vfl.simulations.printing import text_table
 from flower_vfl.specs import parse_spec
 
@@ -39,46 +39,24 @@ def select(
         candidates = [float(text) for text in deltas.split(",")]
     except ValueError as error:
         raise ConfigError(f"'{deltas}' are not numbers like 0.05,0.1") from error
-    chosen = choose_delta(config, candidates, fraction, repeats)
+    training, make = subset_training(config, fraction, "delta")
+    chosen = select_delta(training, make, candidates, repeats)
     if not chosen.learned:
         found = ", ".join(f"{d:g}: {a:.2f}" for d, a in chosen.train_aucs.items())
-        raise ConfigError(
-            f"after {config.epochs} epochs GAFM has not learned the labels of the "
-            f"rows it trained on (train AUC by delta: {found}), so the ratios are "
-            "meaningless; increase --epochs or --fraction"
-        )
-    balanced = choose_gamma(config, fraction)
-    document = asdict(chosen) | asdict(balanced)
+        text = f"after {config.epochs} epochs GAFM has not learned the training labels"
+        remedy = "increase --epochs or --fraction"
+        raise ConfigError(f"{text} (train AUC by delta: {found}); {remedy}")
+    balanced = select_gamma(*subset_training(config, fraction, "gamma"))
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(asdict(chosen) | asdict(balanced)))
         return
-    rows = [
-        [f"{delta:g}", f"{chosen.train_aucs[delta]:.3f}", f"{ratio:.3f}"]
-        for delta, ratio in chosen.ratios.items()
-    ]
-    console = Console()
+    aucs, ratios = chosen.train_aucs, chosen.ratios
+    rows = [[f"{d:g}", f"{aucs[d]:.3f}", f"{ratio:.3f}"] for d, ratio in ratios.items()]
+    console = Console(highlight=False)
     console.print(text_table(["delta", "train AUC", "leak AUC / train AUC"], rows, 0))
-    console.print(
-        f"delta {chosen.delta:g} leaks least relative to its train AUC; gamma "
-        f"{balanced.gamma:.3g} makes both gradients equally large",
-        highlight=False,
-    )
-
-
-def choose_delta(
-    config: RunConfig,
-    deltas: Sequence[float] = DELTAS,
-    fraction: float = 0.1,
-    repeats: int = 5,
-) -> DeltaChoice:
-    """Return GAFM's Δ for a run; everything else is as the settings say."""
-    training, make = subset_training(config, fraction, "delta")
-    return select_delta(training, make, deltas, repeats)
-
-
-def choose_gamma(config: RunConfig, fraction: float = 0.1) -> GammaChoice:
-    """Return GAFM's γ for a run; everything else is as the settings say."""
-    return select_gamma(*subset_training(config, fraction, "gamma"))
+    leaking = f"delta {chosen.delta:g} leaks least relative to its train AUC"
+    equal = f"gamma {balanced.gamma:.3g} makes both gradients equally large"
+    console.print(f"{leaking}; {equal}")
 
 
 def subset_training(
@@ -86,23 +64,17 @@ def subset_training(
 ) -> tuple[SubsetTraining, Callable[[float], GAFM]]:
     """Return the training on a part of a run's rows, and what a value is tried with."""
     if config.label_dp or config.label_budget:
-        raise ConfigError(
-            "settings are chosen by true labels, which label privacy does not cover; "
-            "leave out label-dp and label-budget, and use rows whose labels are public"
-        )
+        text = "settings are chosen by true labels, which label privacy does not cover"
+        raise ConfigError(f"{text}; use public labels without label-dp, label-budget")
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
         raise ConfigError("the label party has no labels to choose settings with")
     if label.data.inputs:
-        raise ConfigError(
-            "settings are chosen for passive parties only; set label-share to 0"
-        )
+        raise ConfigError("only passive parties may have columns; set label-share to 0")
     used = torch.from_numpy((label.codes == TRAIN).nonzero()[0])
     specs = [party.data.spec for party in rows[1:] if party.data.spec is not None]
-
-    def parts(party: PartyRows) -> list[Tensor]:
-        return [part[used] for part in as_tensors(party.data.inputs)]
+    inputs = [[p[used] for p in as_tensors(party.data.inputs)] for party in rows[1:]]
 
     def bottoms() -> list[nn.Module]:
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
@@ -116,15 +88,7 @@ def subset_training(
             raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
         return made
 
-    training = SubsetTraining(
-        [parts(party) for party in rows[1:]],
-        as_tensors(label.labels)[0][used],
-        bottoms,
-        fraction,
-        config.epochs,
-        config.batch_size or len(used),
-        build_optimizer(config.optimizer),
-        config.aggregation,
-        config.seed,
-    )
-    return training, make
+    labels, batch = as_tensors(label.labels)[0][used], config.batch_size or len(used)
+    optimizer = build_optimizer(config.optimizer)
+    given = config.epochs, batch, optimizer, config.aggregation, config.seed
+    return SubsetTraining(inputs, labels, bottoms, fraction, *given), make

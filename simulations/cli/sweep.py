@@ -8,20 +8,15 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from flower_vfl.errors import ConfigError, unknown_name
+from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.printing import metric_name, text_table, text_tables
-from flower_vfl.simulations.studies.methods import (
-    VANILLA,
-    parse_method,
-    parse_values,
-    sweep_trials,
-)
 from flower_vfl.simulations.studies.run_metrics import shown_whole
 from flower_vfl.simulations.studies.study import TABLES, run_study
 from flower_vfl.simulations.studies.tradeoff import comparison, tradeoff, verdict
 from flower_vfl.simulations.studies.trials import check_trials, default_attacks
 
+from ..studies.methods import VANILLA, parse_method, parse_values, sweep_trials
 from .options import finish, source_of, takes_settings
 
 
@@ -45,8 +40,7 @@ def sweep(
     flower-vfl sweep --defense marvell --set marvell.s=1,4,16 --set seed=0,1,2
     flower-vfl sweep --set batch_size=64,256 --set width=4,16 --workers 2
     """
-    if format not in TABLES:
-        raise unknown_name("format", format, TABLES)
+    check_name("format", format, TABLES)
     if not values:
         raise ConfigError("nothing to vary; give values with --set defense.s=0.1,1,4")
     if not config.attack:
@@ -58,16 +52,10 @@ def sweep(
     trials = sweep_trials(config, methods, varied, engine)
     check_trials(trials)
     source = source_of(config)
-    study = run_study(
-        out or Path("runs") / f"sweep-{source}",
-        "sweep",
-        f"{source}: {', '.join(['defense', *varied])}",
-        trials,
-        workers=workers,
-        ray_address=ray_address,
-        gpus=gpus,
-        bar=not as_json,
-    )
+    folder = out or Path("runs") / f"sweep-{source}"
+    title = f"{source}: {', '.join(['defense', *varied])}"
+    how: Any = {"workers": workers, "ray_address": ray_address, "gpus": gpus}
+    study = run_study(folder, "sweep", title, trials, bar=not as_json, **how)
     found = study.extra["tradeoff"] = tradeoff(study)
     study.save()
     found = found | {"verdict": list(verdict(comparison(study)))}
@@ -78,11 +66,10 @@ def sweep(
 
 def _show(found: dict[str, Any], table: str) -> None:
     """Print the points of every curve, the area under each, and the table's path."""
-    heads = ["defense", "setting", metric_name(found["metric"])]
-    heads += ["largest leak", "privacy", "utility"]
     listed = [point for curve in found["curves"].values() for point in curve["points"]]
     whole = shown_whole(listed)
-    heads += whole.values()
+    heads = ["defense", "setting", metric_name(found["metric"]), "largest leak"]
+    heads += ["privacy", "utility", *whole.values()]
     points, areas = [], []
     for defense, curve in found["curves"].items():
         areas.append([defense, f"{curve['area']:.3f}"])
@@ -97,9 +84,8 @@ def _show(found: dict[str, Any], table: str) -> None:
     console = Console(highlight=False)
     console.print(*text_tables(heads, points, left=2))
     console.print(text_table(["defense", "area under the curve"], areas))
-    console.print(
-        "privacy 1: no attack beats a guess; utility 1: no errors; mean over seeds"
-    )
+    legend = "privacy 1: no attack beats a guess; utility 1: no errors; mean over seeds"
+    console.print(legend)
     for sentence in found["verdict"]:
         console.print(sentence, style="bold", markup=False)
     print(table)

@@ -23,9 +23,8 @@ CREDIT_COLUMNS = (
     *(f"BILL_AMT{month}" for month in range(1, 7)),
     *(f"PAY_AMT{month}" for month in range(1, 7)),
 )
-_ADULT = "age fnlwgt education_num capital_gain capital_loss hours_per_week"
-ADULT_NUMBERS = tuple(_ADULT.split())
-ADULT_TEST_ROWS = 16281
+_ADULT_NUMBERS = "age fnlwgt education_num capital_gain capital_loss hours_per_week"
+_ADULT_TEST_ROWS = 16281
 
 
 @dataclass(frozen=True)
@@ -98,17 +97,13 @@ def locate(file: DataFile, data_dir: Path | None = None) -> Path | None:
 
 def verify(path: Path, sha256: str) -> None:
     """Refuse a file whose checksum differs from the expected or the fetched one."""
-    status = path.stat()
+    status, stored, expected = path.stat(), _checksum_file(path), sha256
     found = _checksum(path, status.st_mtime_ns, status.st_size)
-    stored = _checksum_file(path)
-    expected = sha256
     if stored.is_file() and path.parent == cache_folder():
         expected = stored.read_text(encoding="ascii").strip()
     if found not in (sha256, expected):
-        raise ConfigError(
-            f"the dataset file '{path}' is damaged or another version: its sha256 is "
-            f"{found}, expected {expected}; delete it and get it again"
-        )
+        text = f"its sha256 is {found}, expected {expected}; delete it and get it again"
+        raise ConfigError(f"the dataset file '{path}' is damaged or outdated: {text}")
 
 
 @lru_cache(maxsize=64)
@@ -129,13 +124,10 @@ def _fetch(file: DataFile, fetch: Callable[[Path], pd.DataFrame]) -> Path:
     try:
         frame = fetch(folder / "downloads")
     except ConfigError as error:
-        raise ConfigError(
-            f"the dataset file '{file.name}' is in none of the folders searched and "
-            f"could not be fetched: {error}; or put the file (sha256 {file.sha256}) "
-            f"into '{folder}'"
-        ) from error
-    path = folder / file.name
-    buffer = io.BytesIO()
+        text = f"the dataset file '{file.name}' could not be fetched: {error}"
+        remedy = f"put it (sha256 {file.sha256}) into '{folder}'"
+        raise ConfigError(f"{text}; {remedy}") from error
+    path, buffer = folder / file.name, io.BytesIO()
     # Equal tables give equal bytes, so processes that fetch at once do not clash.
     frame.to_csv(buffer, index=False, compression={"method": "gzip", "mtime": 0})
     content = buffer.getvalue()
@@ -157,25 +149,22 @@ class OpenMLTable:
 
     def __call__(self, folder: Path) -> pd.DataFrame:
         """Download the table and check it."""
-        place = f"OpenML (data id {self.data_id})"
-        from sklearn import datasets
+        place, home = f"OpenML (data id {self.data_id})", str(folder)
+        from sklearn.datasets import fetch_openml
 
         try:
-            bunch = datasets.fetch_openml(
-                data_id=self.data_id, as_frame=True, data_home=str(folder)
-            )
+            bunch = fetch_openml(data_id=self.data_id, as_frame=True, data_home=home)
         except (OSError, ValueError, HTTPException) as error:
             raise ConfigError(f"{place} did not answer ({error})") from error
         try:
             frame = self.tidy(bunch.frame)
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(f"{place} has another layout ({error!r})") from error
-        found = len(frame), float(frame[self.label].sum())
-        if found[0] != self.rows or not np.isclose(found[1], self.label_sum, rtol=1e-6):
-            raise ConfigError(
-                f"{place} gave {found[0]} rows whose labels add up to {found[1]:g}, "
-                f"expected {self.rows} rows and {self.label_sum:g}"
-            )
+        rows, total = len(frame), float(frame[self.label].sum())
+        if rows != self.rows or not np.isclose(total, self.label_sum, rtol=1e-6):
+            got = f"{place} gave {rows} rows whose labels add up to {total:g}"
+            wanted = f"{self.rows} rows and {self.label_sum:g}"
+            raise ConfigError(f"{got}, expected {wanted}")
         return frame
 
 
@@ -191,9 +180,8 @@ def tidy_credit_default(frame: pd.DataFrame) -> pd.DataFrame:
     names = {f"x{i}": name for i, name in enumerate(CREDIT_COLUMNS, start=1)}
     lower = frame.rename(columns=str.lower)
     features = lower[list(names)].rename(columns=names).astype(float)
-    amounts = {name for name in CREDIT_COLUMNS if "AMT" in name or "BAL" in name}
-    whole = {name: int for name in CREDIT_COLUMNS if name not in amounts}
-    table = features.astype(whole)
+    whole = [n for n in CREDIT_COLUMNS if "AMT" not in n and "BAL" not in n]
+    table = features.astype(dict.fromkeys(whole, int))
     table.insert(0, "ID", np.arange(1, len(table) + 1))
     label = lower["y"].astype(float).astype(int)
     return table.assign(**{"default.payment.next.month": label})
@@ -207,12 +195,12 @@ def tidy_adult(frame: pd.DataFrame) -> pd.DataFrame:
     if not income.isin(["<=50K", ">50K"]).all():
         raise ValueError(f"unknown incomes {sorted(income.unique())}")
     for name in names:
-        if name in ADULT_NUMBERS:
+        if name in _ADULT_NUMBERS.split():
             table[name] = table[name].astype(float).astype(int)
         elif name != "class":
             words = table[name].astype(object)
             table[name] = words.where(words.notna(), "?").astype(str).str.strip()
-    is_test = (np.arange(len(table)) < ADULT_TEST_ROWS).astype(int)
+    is_test = (np.arange(len(table)) < _ADULT_TEST_ROWS).astype(int)
     table = table.assign(income=(income == ">50K").astype(int), is_test=is_test)
     found = int(table["income"][table["is_test"] == 1].sum())
     if found != 3846:

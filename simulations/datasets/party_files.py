@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from flower_vfl.alignment.ids import encode_ids, spelled_alike
-from flower_vfl.errors import ConfigError, TableError
+from flower_vfl.errors import ConfigError, TableError, check_name
 from flower_vfl.objectives import Task
 
 from .reading import Column, check_feature, read_cells, take_columns
@@ -88,9 +88,8 @@ def read_party_file(
     if "" in frame:
         remedy = "name it, or save the file without its index"
         raise TableError(f"'{path}' has a column without a name; {remedy}")
-    if frame.columns.has_duplicates:
-        twice = frame.columns[frame.columns.duplicated()][0]
-        raise TableError(f"'{path}' has two columns called '{twice}'; rename one")
+    if len(twice := frame.columns[frame.columns.duplicated()]):
+        raise TableError(f"'{path}' has two columns called '{twice[0]}'; rename one")
     if label_column == id_column:
         raise TableError(f"'{id_column}' of '{path}' cannot be both id and label")
     if frame.empty:
@@ -117,15 +116,12 @@ def read_party_file(
     wrong = [c for c in columns if c.problem and (check == "all" or c.kind == check)]
     if wrong:
         more = f" ({len(wrong)} such columns: flower-vfl inspect)" if wrong[1:] else ""
-        raise TableError(
-            f"'{path}', column '{wrong[0].name}': {wrong[0].problem}{more}"
-        )
+        problem = f"'{wrong[0].name}': {wrong[0].problem}{more}"
+        raise TableError(f"'{path}', column {problem}")
     if check == "all" and frame.shape[1] == 0 and label_column is None:
-        raise TableError(
-            f"'{path}' has no feature column left besides '{id_column}'"
-            + (f" and the dropped {list(drop)}" if drop else "")
-            + "; a passive party needs at least one"
-        )
+        used = f"'{id_column}'" + (f" and the dropped {list(drop)}" if drop else "")
+        text = f"'{path}' has no feature column left besides {used}"
+        raise TableError(f"{text}; a passive party needs at least one")
     return PartyFile(ids, frame, labels, tuple(columns), written)
 
 
@@ -154,11 +150,9 @@ def _read_ids(column: pd.Series[Any], about: Column) -> NDArray[Any]:
 def order_by_ids(rows: PartyFile) -> PartyFile:
     """Return the rows sorted by id: numbers by value, text by code point."""
     order = np.argsort(rows.ids, kind="stable")
-    return PartyFile(
-        rows.ids[order],
-        rows.features.iloc[order].reset_index(drop=True),
-        None if rows.labels is None else rows.labels[order],
-    )
+    labels = None if rows.labels is None else rows.labels[order]
+    features = rows.features.iloc[order].reset_index(drop=True)
+    return PartyFile(rows.ids[order], features, labels)
 
 
 def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
@@ -182,16 +176,12 @@ def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
     >>> infer_task(["b", "c", "a"])
     TaskLabels(task='multiclass', classes=('a', 'b', 'c'), labels=array([1, 2, 0]))
     """
-    if task not in (None, "binary", "multiclass", "regression"):
-        raise ConfigError(
-            f"unknown task '{task}'; known: binary, multiclass, regression"
-        )
+    if task is not None:
+        check_name("task", task, ("binary", "multiclass", "regression"))
     series = pd.Series(np.asarray(labels)).infer_objects()
-    if series.isna().any():
-        missing = int(series.isna().sum())
-        raise ConfigError(
-            f"{missing} rows without a label; remove them or fill them in"
-        )
+    if missing := int(series.isna().sum()):
+        remedy = "remove them or fill them in"
+        raise ConfigError(f"{missing} rows without a label; {remedy}")
     numeric = pd.api.types.is_numeric_dtype(series.dtype)
     numeric = numeric and not pd.api.types.is_bool_dtype(series.dtype)
     if numeric and np.isinf(series.to_numpy(np.float64)).any():
@@ -208,10 +198,9 @@ def infer_task(labels: ArrayLike, task: Task | None = None) -> TaskLabels:
     if task is None:
         rare = not numeric and len(values) * 3 > len(series)
         if len(values) > MAX_CLASSES and (whole or rare):
-            raise ConfigError(
-                f"{len(series)} labels have {len(values)} different values: add --task "
-                "multiclass if they are classes, --task regression if they are amounts"
-            )
+            text = f"{len(series)} labels have {len(values)} different values"
+            remedy = "add --task multiclass for classes, --task regression for amounts"
+            raise ConfigError(f"{text}: {remedy}")
         task = "multiclass" if whole or not numeric else "regression"
         task = "binary" if len(values) == 2 else task
     if task == "regression":
@@ -242,10 +231,8 @@ def summary(path: str, rows: PartyFile) -> Iterator[str]:
 
 def written_as(rows: PartyFile) -> str:
     """Return how a file is written."""
-    signs = ("delimiter", "decimal", "quoted_line_breaks")
-    told = [
-        f"{k} {v!r}" if k in signs else str(v) for k, v in rows.written.items() if v
-    ]
+    signs, known = ("delimiter", "decimal", "quoted_line_breaks"), rows.written
+    told = [f"{k} {v!r}" if k in signs else str(v) for k, v in known.items() if v]
     return ", ".join(told).replace("_", " ")
 
 
@@ -260,11 +247,9 @@ def label_warnings(
         table = rows.features.set_axis(keys)
         table = table[table.index.isin(known.index)]
         for name in predictive_columns(table, known[table.index], len(found.classes)):
-            yield (
-                f"warning: column '{name}' of '{Path(path).name}' alone predicts the "
-                "label almost perfectly; if it follows from the label, leave it out "
-                f"with --drop '{name}'"
-            )
+            text = f"column '{name}' of '{Path(path).name}' alone predicts the label"
+            remedy = f"if it follows from the label, leave it out with --drop '{name}'"
+            yield f"warning: {text} almost perfectly; {remedy}"
 
 
 def predictive_columns(

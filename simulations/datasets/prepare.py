@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,6 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
 
 from .types import InputSpec, PartyData
-
-if TYPE_CHECKING:
-    from sklearn.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -50,31 +47,19 @@ class TableFit:
         frame, categories = _named(frame), self.categories or {}
         absent = [name for name in (*self.numeric, *categories) if name not in frame]
         if absent:
-            raise ConfigError(
-                f"columns {absent} are missing from the table; it has "
-                f"{list(frame.columns)}"
-            )
+            text = f"columns {absent} are missing from the table"
+            raise ConfigError(f"{text}; it has {list(frame.columns)}")
         inputs: list[Tensor] = []
         if self.numeric:
             numbers = _numbers(frame[list(self.numeric)], self.log)
-            missing = np.isnan(numbers)[:, np.isin(self.numeric, self.incomplete)]
-            scaled = self._pipeline().transform(numbers).astype(np.float32)
-            inputs.append(torch.from_numpy(np.hstack([scaled, missing], dtype="f4")))
+            missing = np.isnan(numbers)
+            scaled = np.where(missing, self.medians, numbers) - self.means
+            shown = missing[:, np.isin(self.numeric, self.incomplete)]
+            together = np.hstack([(scaled / self.scales).astype(np.float32), shown])
+            inputs.append(torch.from_numpy(together.astype(np.float32)))
         if categories:
             inputs.append(torch.from_numpy(_encode(frame, categories)))
         return tuple(inputs)
-
-    def _pipeline(self) -> Pipeline:
-        from sklearn.impute import SimpleImputer
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
-        # The median of one row is that row.
-        imputer = SimpleImputer(strategy="median", keep_empty_features=True)
-        imputer.fit(np.array([self.medians]))
-        scaler = StandardScaler()
-        scaler.mean_, scaler.scale_ = np.array(self.means), np.array(self.scales)
-        return make_pipeline(imputer, scaler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fit as lists and numbers that JSON can store."""
@@ -83,35 +68,25 @@ class TableFit:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> TableFit:
         """Return the fit that :meth:`state_dict` described."""
-        fields = dict(state)
-        values = fields.pop("categories") or {}
-        categories = {name: tuple(known) for name, known in values.items()}
-        columns = {name: tuple(column) for name, column in fields.items()}
-        return cls(**columns, categories=categories)
+        values = state["categories"] or {}
+        fields: Any = {name: tuple(known or ()) for name, known in state.items()}
+        fields["categories"] = {name: tuple(known) for name, known in values.items()}
+        return cls(**fields)
 
 
 def prepare_table(
-    frame: pd.DataFrame,
-    codes: NDArray[np.int8],
-    *,
-    categorical: Collection[str] = (),
-    log_columns: Collection[str] = (),
-    min_count: int = 2,
+    frame: pd.DataFrame, codes: NDArray[np.int8], log_columns: Collection[str] = ()
 ) -> PartyData:
-    """Prepare one party's table for its bottom model.
+    """Prepare one party's table, with statistics of its own training rows only.
 
-    Only the party's own columns and the shared split are used, and statistics come
-    from training rows only, so a real party can do this alone. Numeric and boolean
-    columns become ``float32``: missing and infinite values are replaced by the median,
-    then columns are standardised. A column with missing training values also gets a
-    0/1 indicator column, placed after all numbers. Other columns become ``int64``
-    codes: a missing value has a code of its own, and new values and those of fewer
-    than `min_count` training rows share code 0.
+    Numbers become ``float32``: the median for missing and infinite values, then
+    standardised; a column with missing training values gets a 0/1 indicator after all
+    numbers. Others become ``int64`` codes: a missing value has its own, new values and
+    those of one training row share code 0.
     """
     if len(frame) != len(codes):
-        raise ConfigError(
-            f"the table has {len(frame)} rows but the split has {len(codes)}"
-        )
+        text = f"the table has {len(frame)} rows but the split has {len(codes)}"
+        raise ConfigError(text)
     if frame.shape[1] == 0:
         raise ConfigError("the table has no columns to prepare")
     frame = _named(frame)
@@ -119,8 +94,8 @@ def prepare_table(
     if train.empty:
         raise ConfigError("the split has no training rows to learn from")
     names = frame.columns
-    numeric = [n for n in names if _is_numeric(train[n]) and n not in categorical]
-    values = {n: _common(train[n], min_count) for n in names if n not in numeric}
+    numeric = [name for name in names if _is_numeric(train[name])]
+    values = {name: _common(train[name]) for name in names if name not in numeric}
     log = tuple(name for name in numeric if name in log_columns)
     fit = TableFit(categories=values)
     if numeric:
@@ -149,10 +124,8 @@ def _named(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _is_numeric(column: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        raise ConfigError(
-            f"column '{column.name}' holds dates; turn them into a number first, for "
-            "example days since a fixed date"
-        )
+        remedy = "turn them into a number, for example days since a fixed date"
+        raise ConfigError(f"column '{column.name}' holds dates; {remedy}")
     return bool(pd.api.types.is_numeric_dtype(column.dtype))
 
 
@@ -160,10 +133,8 @@ def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
     """Return finite numbers and NaN, with the log columns transformed."""
     for name in frame:
         if not pd.api.types.is_numeric_dtype(frame[name].dtype):
-            raise ConfigError(
-                f"column '{name}' was numeric when the preparation was fitted, but "
-                f"now holds {frame[name].dtype}"
-            )
+            text = f"column '{name}' was numeric when the preparation was fitted"
+            raise ConfigError(f"{text}, but now holds {frame[name].dtype}")
     values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isinf(values), np.nan, values)
     tailed = frame.columns.isin(list(log))
@@ -171,11 +142,11 @@ def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
     return values
 
 
-def _common(column: pd.Series[Any], min_count: int) -> tuple[str | None, ...]:
-    """Return the values of enough training rows: missing first, then sorted text."""
+def _common(column: pd.Series[Any]) -> tuple[str | None, ...]:
+    """Return the values of two or more training rows: missing first, then as text."""
     counts = _text(column).value_counts()
-    common = sorted(str(value) for value in counts[counts >= min_count].index)
-    return (None, *common) if column.isna().sum() >= min_count else tuple(common)
+    common = sorted(str(value) for value in counts[counts > 1].index)
+    return (None, *common) if column.isna().sum() > 1 else tuple(common)
 
 
 def _encode(
@@ -183,18 +154,9 @@ def _encode(
 ) -> NDArray[np.int64]:
     """Return the code of each value; 0 for a value without one."""
     codes = np.zeros((len(frame), len(categories)), dtype=np.int64)
-    known = [bool(values) for values in categories.values()]  # the encoder needs one
-    texts = {name: _text(frame[name]) for name, values in categories.items() if values}
-    if texts:
-        from sklearn.preprocessing import OrdinalEncoder
-
-        encoder = OrdinalEncoder(
-            categories=[list(categories[name]) for name in texts],
-            handle_unknown="use_encoded_value",
-            unknown_value=-1,
-            dtype=np.int64,
-        )
-        codes[:, known] = encoder.fit_transform(pd.DataFrame(texts).to_numpy()) + 1
+    for place, (name, values) in enumerate(categories.items()):
+        known = {value: code for code, value in enumerate(values, start=1)}
+        codes[:, place] = [known.get(text, 0) for text in _text(frame[name])]
     return codes
 
 

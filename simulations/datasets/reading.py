@@ -88,11 +88,10 @@ def _read_csv(raw: bytes) -> tuple[pd.DataFrame, dict[str, Any]]:
     if not header:
         raise TableError("is empty; export it again")
     if uneven:
-        raise TableError(
-            f"has {len(header)} columns but {len(uneven)} lines with another number of "
-            f"values, the first of them {uneven[0]}; correct them, and put text that "
-            f"holds {delimiter!r} into quotes"
-        )
+        lines = f"{len(uneven)} lines with another number of values"
+        remedy = f"correct them, and put text that holds {delimiter!r} into quotes"
+        found = f"has {len(header)} columns but {lines}, the first of them {uneven[0]}"
+        raise TableError(f"{found}; {remedy}")
     settings: Any = {"dtype": str, "na_filter": False, "usecols": range(len(header))}
     frame = pd.read_csv(io.StringIO(text), sep=delimiter, index_col=False, **settings)
     frame = frame.set_axis(header, axis=1).apply(lambda column: column.str.strip())
@@ -164,13 +163,11 @@ def _numbers(
     if len(wrong):
         about.unreadable, shown = len(wrong), wrong.drop_duplicates()[:3]
         about.examples = tuple(shown)
-        listed = ", ".join(
-            f"'{shown[row]}' (row {row + 1})" for row in map(int, shown.index)
-        )
-        raise TableError(
-            f"{share} cannot be read as numbers: {listed}; correct the file, or take "
-            f"them as missing with --missing '{shown.iloc[0]}'"
-        )
+        rows = zip(shown, map(int, shown.index), strict=True)
+        listed = ", ".join(f"'{value}' (row {row + 1})" for value, row in rows)
+        remedy = f"take them as missing with --missing '{shown.iloc[0]}'"
+        problem = f"{share} cannot be read as numbers: {listed}"
+        raise TableError(f"{problem}; correct the file, or {remedy}")
     certain = written["delimiter" if decimal == "," else "decimal"] in (";", ".")
     signed = present[:0]
     if not certain:
@@ -205,22 +202,18 @@ def check_feature(column: pd.Series[Any], about: Column) -> None:
         if infinite:
             about.note = f"{infinite} infinite values are taken as missing"
         if 2 * kept < about.different - 1:
-            raise TableError(
-                f"{about.different} different numbers, the largest {values.max():g}, "
-                f"become {max(kept, 1)} when they are scaled to 32 bits; correct "
-                f"outliers, subtract a constant, or {drop}"
-            )
+            lost = f"{about.different} different numbers, the largest {values.max():g}"
+            lost += f", become {max(kept, 1)} when they are scaled to 32 bits"
+            remedy = f"correct outliers, subtract a constant, or {drop}"
+            raise TableError(f"{lost}; {remedy}")
     else:
         text = present.astype(str)
-        example, once = (
-            f"such as '{text.iloc[0]}'",
-            int((~text.duplicated(False)).sum()),
-        )
+        once = int((~text.duplicated(False)).sum())
+        example = f"such as '{text.iloc[0]}'"
         if text.str.fullmatch(_DATE).all():
             about.kind = "date"
             raise TableError(f"dates, {example}; turn them into numbers, or {drop}")
         if 2 * once > len(text):
-            raise TableError(
-                f"it is text, of which {once} of {len(text)} values occur only once, "
-                f"{example}: nothing can be learned from it; correct it, or {drop}"
-            )
+            rare = f"{once} of {len(text)} values occur only once, {example}"
+            remedy = f"nothing can be learned from it; correct it, or {drop}"
+            raise TableError(f"it is text, of which {rare}: {remedy}")

@@ -1,31 +1,29 @@
 """The datasets by name, and the readers of their files."""
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError, check_name
+from flower_vfl.errors import ConfigError, check_name, require
 from flower_vfl.objectives import Task
 
 from . import files
 from .types import Dataset, Pictures
-
-Reader = Callable[[str, Any, str | None], Dataset]  # name, file, target
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a dataset comes from."""
 
-    read: Reader
+    read: Callable[[str, Any, str | None], Dataset]  # from name, file and target
     file: files.DataFile | None = None
     targets: tuple[str, ...] = ()
 
@@ -42,7 +40,7 @@ def read_table(
     test: str | int | None = None,
     categorical: tuple[str, ...] = (),
     log_columns: tuple[str, ...] = (),
-    bundled: Callable[[], pd.DataFrame] | None = None,
+    bundled: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return a table from a CSV file, or from scikit-learn if there is no file.
 
@@ -55,32 +53,27 @@ def read_table(
         frame = pd.read_csv(path, dtype=dict.fromkeys(codes, str))
     else:
         assert bundled is not None  # otherwise the file was required
-        frame = bundled()
+        frame = load_bundled(**bundled)
     if isinstance(test, int):
         from sklearn.model_selection import train_test_split
 
         _, held_out = train_test_split(frame.index, test_size=0.2, random_state=test)
         frame, test = frame.assign(is_test=frame.index.isin(held_out)), "is_test"
     regression = task == "regression"
+    numbers = np.arange(len(frame))
+    if ids is not None:
+        whole = pd.api.types.is_integer_dtype(frame[ids].dtype)
+        numbers = frame[ids].to_numpy(np.int64 if whole else str).copy()
     return Dataset(
         name=name,
         task=task,
         classes=() if regression else classes,
         labels=frame[label].to_numpy(np.float32 if regression else np.int64).copy(),
-        ids=_ids(frame, ids),
+        ids=numbers,
         table=frame.drop(columns=list(filter(None, (label, ids, test)))),
         test_mask=None if test is None else frame[test].to_numpy() == 1,
         log_columns=log_columns,
     )
-
-
-def _ids(frame: pd.DataFrame, column: str | None) -> NDArray[Any]:
-    if column is None:
-        return np.arange(len(frame))
-    values = frame[column]
-    if pd.api.types.is_integer_dtype(values.dtype):
-        return values.to_numpy(np.int64).copy()
-    return values.to_numpy(dtype=str)
 
 
 def read_text(
@@ -105,21 +98,15 @@ def read_imdb(name: str, path: Path, target: str | None) -> Dataset:
     with np.load(path) as stored:
         words = [str(word) for word in stored["vocab"]]
         bits = np.unpackbits(stored["bits"], axis=1, count=len(words))
-        return _classified(
-            name,
-            ("negative", "positive"),
-            stored["y"],
-            table=pd.DataFrame(bits, columns=words),
-            test_mask=stored["is_test"] == 1,
-            columns_are_words=True,
-        )
+        parts = {"table": pd.DataFrame(bits, columns=words), "columns_are_words": True}
+        test, classes = stored["is_test"] == 1, ("negative", "positive")
+        return _classified(name, classes, stored["y"], test_mask=test, **parts)
 
 
 def read_ham10000(name: str, path: Path, target: str | None) -> Dataset:
     """Return HAM10000's images of skin lesions, grouped by lesion.
 
-    With the target ``"rare-melanoma"`` they are 5,840 images, 10 % of them melanoma,
-    as many as in GAFM's subset of SIIM-ISIC.
+    ``"rare-melanoma"`` is 5,840 images, 10 % melanoma, as in GAFM's part of SIIM-ISIC.
     """
     with np.load(path) as stored:
         diagnosis = target == "dx"
@@ -180,63 +167,33 @@ def load_bundled(name: str, **options: Any) -> pd.DataFrame:
     """Return a table of scikit-learn, which takes seconds to import."""
     from sklearn import datasets
 
-    load = getattr(datasets, f"load_{name}")
-    frame: pd.DataFrame = load(as_frame=True, **options).frame
-    return frame
-
-
-def draw_synthetic() -> pd.DataFrame:
-    """Return a table with a column for each of 1,024 parties; 32 tell of the label."""
-    from sklearn.datasets import make_classification
-
-    columns, informative = 1024, 32
-    features, labels = make_classification(
-        2000, columns, n_informative=informative, n_redundant=0, random_state=0
-    )
+    if name != "synthetic":
+        load = getattr(datasets, f"load_{name}")
+        return cast(pd.DataFrame, load(as_frame=True, **options).frame)
+    # A column for each of 1,024 parties, of which 32 tell of the label.
+    kinds = {"n_informative": 32, "n_redundant": 0}
+    features, labels = datasets.make_classification(2000, 1024, random_state=0, **kinds)
     frame = pd.DataFrame(features.astype(np.float32)).add_prefix("f")
     return frame.assign(target=labels)
 
 
-_FETCHED = {
-    "spambase": files.SPAMBASE,
-    "credit-default": files.CREDIT_DEFAULT,
-    "boston": files.BOSTON,
-    "boston-gafm": files.BOSTON,
-    "adult": files.ADULT,
-}
-_BUNDLED: dict[str, Callable[[], pd.DataFrame]] = {
-    "breast-cancer": partial(load_bundled, "breast_cancer"),
-    "wdbc": partial(load_bundled, "breast_cancer"),
-    "diabetes": partial(load_bundled, "diabetes"),
-    "diabetes-gafm": partial(load_bundled, "diabetes"),
-    "diabetes-raw": partial(load_bundled, "diabetes", scaled=False),
-    "digits": partial(load_bundled, "digits"),
-    "synthetic": draw_synthetic,
-}
-_READERS: dict[str, Reader] = {
-    "imdb": read_imdb,
-    "ham10000": read_ham10000,
-    "bhi": read_bhi,
-    "cifar10": read_cifar10,
-    "cifar10-20k": read_cifar10,
-}
+_FETCHED = {"spambase": files.SPAMBASE, "credit-default": files.CREDIT_DEFAULT}
+_FETCHED |= {"boston": files.BOSTON, "boston-gafm": files.BOSTON, "adult": files.ADULT}
+_READERS = {"imdb": read_imdb, "ham10000": read_ham10000, "bhi": read_bhi}
+_READERS |= dict.fromkeys(("cifar10", "cifar10-20k"), read_cifar10)
 
 
 def _source(name: str, entry: dict[str, Any]) -> Source:
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in entry.items()
-    }
+    known = ((k, tuple(v) if isinstance(v, list) else v) for k, v in entry.items())
+    given: dict[str, Any] = dict(known)
     targets, file = given.pop("targets", ()), None
     if "file" in given:
         stored = given.pop("file"), given.pop("sha256")
-        file = files.DataFile(*stored, _FETCHED.get(name), name in _BUNDLED)
+        file = files.DataFile(*stored, _FETCHED.get(name), "bundled" in given)
     if name in _READERS:
         return Source(_READERS[name], file, targets)
-    if "text" in given:
-        return Source(partial(read_text, **given), file, targets)
-    given["bundled"] = _BUNDLED.get(name)
-    return Source(partial(read_table, **given), file, targets)
+    read = read_text if "text" in given else read_table
+    return Source(partial(read, **given), file, targets)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text("utf-8"))
@@ -286,25 +243,20 @@ def load_dataset(
     source = SOURCES[name]
     if target is not None and target not in source.targets:
         choice = ", ".join(source.targets) or "none, leave it out"
-        raise ConfigError(
-            f"dataset '{name}' has no target '{target}'; its targets: {choice}"
-        )
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
+        text = f"dataset '{name}' has no target '{target}'; its targets: {choice}"
+        raise ConfigError(text)
+    require(limit is None or limit >= 1, "limit", "at least 1", limit)
     path = None if source.file is None else files.locate(source.file, data_dir)
     chosen = target or (source.targets[0] if source.targets else None)
-    dataset = _whole(source, name, path, chosen)
-    if limit is None or limit >= len(dataset):
-        return dataset
-    return _limited(dataset, limit)
+    return _rows(name, path, chosen, limit)
 
 
-@lru_cache(maxsize=32)
-def _whole(source: Source, name: str, path: Path | None, target: str | None) -> Dataset:
-    return source.read(name, path, target)
-
-
-@lru_cache(maxsize=32)
-def _limited(dataset: Dataset, limit: int) -> Dataset:
+@lru_cache(maxsize=64)
+def _rows(
+    name: str, path: Path | None, target: str | None, limit: int | None
+) -> Dataset:
+    if limit is None:
+        return SOURCES[name].read(name, path, target)
+    dataset = _rows(name, path, target, None)
     order = np.random.default_rng(0).permutation(len(dataset))
-    return dataset.take(np.sort(order[:limit]))
+    return dataset if limit >= len(dataset) else dataset.take(np.sort(order[:limit]))

@@ -39,10 +39,7 @@ class InputSpec:
     def __post_init__(self) -> None:
         table = self.numeric > 0 or bool(self.cardinalities)
         if table == (self.image is not None):
-            raise ValueError(
-                "an InputSpec describes either a table (numeric and/or categorical "
-                f"columns) or an image, got {self!r}"
-            )
+            raise ValueError(f"a spec is either a table or an image, got {self!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,23 +63,21 @@ class Pictures:
         if decoded.dtype == object:
             channels, height, width = self.shape
             decoded = np.empty((len(self), height, width, channels), dtype=np.uint8)
-            _decode_jpegs(self.stored, decoded)
+            for row, file in enumerate(self.stored):
+                decoded[row] = _decoded(file)
         ordered = np.array(decoded.transpose(0, 3, 1, 2), order="C")
         ordered.setflags(write=False)
         return ordered
 
 
-def _decode_jpegs(files: NDArray[Any], out: NDArray[np.uint8]) -> None:
+def _decoded(file: bytes) -> NDArray[np.uint8]:
     try:
         from PIL import Image  # optional: only the two JPEG datasets need it
     except ImportError as error:
-        raise ConfigError(
-            "this dataset is stored as JPEG files and needs pillow: "
-            "pip install 'flower-vfl[sim]'"
-        ) from error
-    for row, content in enumerate(files):
-        with Image.open(io.BytesIO(content)) as image:
-            out[row] = np.asarray(image)
+        remedy = "pip install 'flower-vfl[sim]'"
+        raise ConfigError(f"this dataset's JPEG files need pillow: {remedy}") from error
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image, dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +105,11 @@ class Dataset:
         features = self._present("table", "pictures", "text")
         for part, value in {**self._arrays(), **features}.items():
             if len(value) != len(self.labels):
-                raise ConfigError(
-                    f"dataset '{self.name}' has {len(self.labels)} labels but "
-                    f"{len(value)} rows in its {part}"
-                )
+                text = f"{len(self.labels)} labels but {len(value)} rows in its {part}"
+                raise ConfigError(f"dataset '{self.name}' has {text}")
         if len(features) != 1:
-            raise ConfigError(
-                f"dataset '{self.name}' must have either a table, pictures or text"
-            )
+            text = "must have either a table, pictures or text"
+            raise ConfigError(f"dataset '{self.name}' {text}")
         for array in self._arrays().values():
             array.setflags(write=False)
 
@@ -151,11 +143,7 @@ class Dataset:
     def split(
         self, seed: int, test_fraction: float = 0.2, valid_fraction: float = 0.0
     ) -> NDArray[np.int8]:
-        """Return for each row whether it is for training, validation or testing.
-
-        The official test set is used if the dataset has one. Rows of one group stay
-        together.
-        """
+        """Return the split of the rows: the official test set, and whole groups."""
         if self.test_mask is None:
             rows, test = np.arange(len(self)), test_fraction
         else:
@@ -169,10 +157,7 @@ class Dataset:
 
 
 def split_groups(
-    groups: NDArray[np.int64],
-    seed: int,
-    test_fraction: float = 0.2,
-    valid_fraction: float = 0.0,
+    groups: NDArray[np.int64], seed: int, test_fraction: float, valid_fraction: float
 ) -> NDArray[np.int8]:
     """Return a split of the rows that keeps each group in one part."""
     split_rows(len(groups), seed, test_fraction, valid_fraction)  # checks the fractions
@@ -187,10 +172,9 @@ def split_groups(
     by_group[order] = drawn
     codes: NDArray[np.int8] = by_group[member]
     if not (codes == TRAIN).any():
-        raise ConfigError(
-            f"no training rows are left: {len(names)} groups are too few for "
-            f"test_fraction={test_fraction} and valid_fraction={valid_fraction}"
-        )
+        held = f"test_fraction={test_fraction} and valid_fraction={valid_fraction}"
+        text = f"{len(names)} groups are too few for {held}"
+        raise ConfigError(f"no training rows are left: {text}")
     return codes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.parties.schedule import TRAIN
 
 from .prepare import prepare_table
@@ -20,10 +20,8 @@ from .types import Dataset, InputSpec, PartyData
 
 _VOCABULARY = 1000  # the commonest words of the training rows
 _WORD_SEED = 0
-_FORMS = (
-    "'even', 'fractions=0.3,0.7', 'widths=10,20,27', 'dirichlet=0.5' or "
-    "'columns=age+income|height'"
-)
+_FORMS = "'even', 'fractions=0.3,0.7', 'widths=10,20,27', 'dirichlet=0.5' or "
+_FORMS += "'columns=age+income|height'"
 
 
 def party_columns(
@@ -35,9 +33,8 @@ def party_columns(
 ) -> list[tuple[str, ...]]:
     """Return the columns of the label party (first) and of each passive party.
 
-    The columns of an image are its pixel columns ``x0``, ``x1``, ... from the left.
-    The columns of a text are the words of its vocabulary. Words are shuffled, so that
-    every party gets common and rare ones.
+    The columns of an image are its pixel columns ``x0``, ``x1``, ..., those of a text
+    its words, which are shuffled, so that every party gets common and rare ones.
     """
     if dataset.table is not None:
         columns = tuple(map(str, dataset.table.columns))
@@ -56,10 +53,8 @@ def prepare_party(
 ) -> PartyData:
     """Prepare the columns of one party, using no other columns."""
     if len(codes) != len(dataset):
-        raise ConfigError(
-            f"dataset '{dataset.name}' has {len(dataset)} rows but the split has "
-            f"{len(codes)}"
-        )
+        text = f"dataset '{dataset.name}' has {len(dataset)} rows but the split has"
+        raise ConfigError(f"{text} {len(codes)}")
     if not columns:
         return PartyData((), None, ())
     if dataset.table is not None:
@@ -74,7 +69,7 @@ def _columns(dataset: Dataset, codes: bytes, columns: tuple[str, ...]) -> PartyD
     """Prepare columns of a table."""
     assert dataset.table is not None
     own, split = dataset.table[list(columns)], np.frombuffer(codes, dtype=np.int8)
-    return prepare_table(own, split, log_columns=dataset.log_columns)
+    return prepare_table(own, split, dataset.log_columns)
 
 
 def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:
@@ -82,10 +77,8 @@ def _strip(dataset: Dataset, columns: Sequence[str]) -> PartyData:
     positions = [int(column.removeprefix("x")) for column in columns]
     start, stop = positions[0], positions[-1] + 1
     if positions != list(range(start, stop)):
-        raise ConfigError(
-            "a party's part of an image must be a strip of neighbouring columns, got "
-            f"{list(columns)}"
-        )
+        text = "a party's part of an image must be a strip of neighbouring columns"
+        raise ConfigError(f"{text}, got {list(columns)}")
     # A copy, because torch cannot hold the shared read-only array.
     strip = dataset.images[..., start:stop].copy()
     channels, height, width = strip.shape[1:]
@@ -107,8 +100,7 @@ def _tfidf(
     return PartyData((inputs,), InputSpec(numeric=len(words)), tuple(words))
 
 
-# Cached because every party of a process needs the same counts.
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # every party of a process needs the same counts
 def _word_counts(dataset: Dataset, codes: bytes) -> tuple[tuple[str, ...], Any]:
     """Return the commonest words of the training rows, and each row's word counts."""
     from sklearn.feature_extraction.text import CountVectorizer
@@ -134,22 +126,15 @@ class Split:
     def __post_init__(self) -> None:
         alpha = self.dirichlet
         if alpha is not None and (not 0 < alpha < float("inf") or self.seed < 0):
-            raise ConfigError(
-                "a Dirichlet split needs a concentration above 0 and a seed of at "
-                f"least 0, got {alpha:g} and {self.seed}"
-            )
-        if any(not 0 < share <= 1 for share in self.fractions):
-            raise ConfigError(f"every fraction must be in (0, 1], got {self.fractions}")
-        total = sum(self.fractions)
-        if self.fractions and not abs(total - 1) < 1e-6:
-            raise ConfigError(
-                f"the fractions of the passive parties must add up to 1, got {total:g}"
-            )
-        if any(width < 1 for width in self.widths):
-            raise ConfigError(
-                "every passive party needs at least one column, got widths "
-                f"{self.widths}"
-            )
+            text = "a Dirichlet split needs a concentration above 0 and a seed of at"
+            raise ConfigError(f"{text} least 0, got {alpha:g} and {self.seed}")
+        shares, total = self.fractions, sum(self.fractions)
+        positive = all(0 < share <= 1 for share in shares)
+        require(positive, "every fraction", "in (0, 1]", shares)
+        if shares and not abs(total - 1) < 1e-6:
+            raise ConfigError(f"all fractions must add up to 1, got {total:g}")
+        wide = all(width >= 1 for width in self.widths)
+        require(wide, "every width", "at least one column", self.widths)
         for number, names in enumerate(self.columns, start=1):
             if not names:
                 raise ConfigError(f"passive party {number} is given no columns")
@@ -201,10 +186,8 @@ def divide_columns(
     if parties < 1:
         raise ConfigError(f"there must be at least one passive party, got {parties}")
     if plan.parties not in (None, parties):
-        raise ConfigError(
-            "the split is for another number of passive parties: "
-            f"{plan.parties}, not {parties}"
-        )
+        text = "the split is for another number of passive parties"
+        raise ConfigError(f"{text}: {plan.parties}, not {parties}")
     copied = label_share == "*"  # then the passive parties have all columns, too
     label = () if copied else _label_columns(columns, label_share, bool(plan.columns))
     rest = [column for column in columns if column not in set(label)]
@@ -213,10 +196,8 @@ def divide_columns(
         named = set(chain(*plan.columns))
         _check_known(sorted(named), columns)
         if (shared := sorted(named & set(label))) and not copied:
-            raise ConfigError(
-                f"columns {shared} are given to a passive party and kept by the label "
-                "party"
-            )
+            text = "are given to a passive party and kept by the label party"
+            raise ConfigError(f"columns {shared} {text}")
         return [label, *plan.columns]
     bounds = _bounds(len(rest), parties, plan)
     return [label, *(tuple(rest[a:b]) for a, b in pairwise(bounds))]
@@ -225,17 +206,14 @@ def divide_columns(
 def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
     """Return where each passive party's columns begin and end."""
     if parties > columns:
-        raise ConfigError(
-            f"{columns} columns are too few for the number of passive parties, "
-            f"{parties}; use fewer parties or a smaller label_share"
-        )
-    if plan.widths:
-        if sum(plan.widths) != columns:
-            raise ConfigError(
-                f"the widths {list(plan.widths)} add up to {sum(plan.widths)}, but "
-                f"{columns} columns are to be divided among the passive parties"
-            )
-        return [0, *np.cumsum(plan.widths).tolist()]
+        text = f"{columns} columns are too few for the number of passive parties"
+        remedy = "use fewer parties or a smaller label_share"
+        raise ConfigError(f"{text}, {parties}; {remedy}")
+    size, extra = divmod(columns, parties)
+    widths = plan.widths or [size + (number < extra) for number in range(parties)]
+    if sum(widths) != columns:
+        text = f"the widths {list(widths)} add up to {sum(widths)}"
+        raise ConfigError(f"{text}, but {columns} columns are to be divided")
     if plan.fractions:
         ends = np.rint(np.cumsum(plan.fractions) * columns).astype(int).tolist()
         bounds = [0, *ends[:-1], columns]
@@ -247,9 +225,7 @@ def _bounds(columns: int, parties: int, plan: Split) -> list[int]:
         return bounds
     if plan.dirichlet is not None:
         widths = dirichlet_widths(columns, parties, plan.dirichlet, plan.seed)
-        return [0, *np.cumsum(widths).tolist()]
-    size, extra = divmod(columns, parties)
-    return [number * size + min(number, extra) for number in range(parties + 1)]
+    return [0, *np.cumsum(widths).tolist()]
 
 
 def dirichlet_widths(
@@ -274,30 +250,20 @@ def _label_columns(
         names = _names(str(share))
         _check_known(names, columns)
         return names
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"label_share must be in [0, 1), got {fraction:g}")
-    if fraction == 0:
-        return ()
-    if by_name:
-        raise ConfigError(
-            "with columns by name, give the label party's columns by name as well, "
-            f"instead of label_share={fraction:g}"
-        )
+    require(0 <= fraction < 1, "label_share", "in [0, 1)", f"{fraction:g}")
+    if fraction and by_name:
+        text = "with columns by name, give the label party's columns by name as well"
+        raise ConfigError(f"{text}, instead of label_share={fraction:g}")
     width = round(fraction * len(columns))
-    if width == 0:
-        raise ConfigError(
-            f"label_share={fraction:g} of {len(columns)} columns is less than one "
-            "column"
-        )
+    if fraction and not width:
+        text = f"label_share={fraction:g} of {len(columns)} columns"
+        raise ConfigError(f"{text} is less than one column")
     return tuple(columns[:width])
 
 
 def _check_known(names: Sequence[str], columns: Sequence[str]) -> None:
-    known = set(columns)
     for name in names:
-        if name not in known:
+        if name not in columns:
             near = get_close_matches(name, columns, n=3) or list(columns[:10])
-            more = "" if len(near) < 10 else ", ..."
-            raise ConfigError(
-                f"there is no column '{name}'; near names: {', '.join(near)}{more}"
-            )
+            known = ", ".join(near) + ("" if len(near) < 10 else ", ...")
+            raise ConfigError(f"there is no column '{name}'; near names: {known}")

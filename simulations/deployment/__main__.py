@@ -6,10 +6,9 @@ keys, trains one model over their files, and stops every process.
 
 import signal
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -40,22 +39,15 @@ def main(
     is encrypted and stays on loopback. It takes about 45 seconds, most of which Flower
     needs to start.
     """
-    settings = {
-        "id-column": ID_COLUMN,
-        "label-column": LABEL_COLUMN,
-        "parties": 2,
-        "epochs": epochs,
-        "batch-size": batch_size,
-        "seed": seed,
-        "checkpoint-every": 100,
-        "transport": "plain" if plain else "resident",
-    }
-    signal.signal(signal.SIGTERM, _terminate)
+    settings: dict[str, Any] = {"id-column": ID_COLUMN, "label-column": LABEL_COLUMN}
+    settings |= {"parties": 2, "epochs": epochs, "batch-size": batch_size, "seed": seed}
+    settings["checkpoint-every"] = 100
+    settings["transport"] = "plain" if plain else "resident"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         with ExitStack() as stack:
-            folder: Path = keep or Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="vfl-"))
-            )
+            enter = stack.enter_context
+            folder = keep or Path(enter(TemporaryDirectory(prefix="vfl-")))
             if folder.exists() and any(folder.iterdir()):
                 raise ConfigError(f"'{folder}' is not empty; give a new folder")
             document = run(folder, dataset, settings)
@@ -89,10 +81,6 @@ def run(folder: Path, dataset: str, settings: dict[str, Any]) -> dict[str, Any]:
     if status != "finished:completed":
         raise VerticalError(f"the run is {status}: {details}")
     return load_result(result)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:

@@ -18,29 +18,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from cryptography.hazmat.primitives import serialization as formats
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from flower_vfl.errors import ConfigError, VerticalError
 from flower_vfl.parties.checkpoints import write_private
+from flower_vfl.simulations.config import ConfigValue
 from flower_vfl.simulations.datasets import load_dataset
 from flower_vfl.simulations.datasets.vertical import party_columns
-from flower_vfl.simulations.runtime.flower_runtime import (
-    CONNECTION,
-    LOOPBACK,
-    ConfigValue,
-    Deadline,
-    Runtime,
-    free_port,
-    plain,
-    write_connection,
-    write_settings,
-)
+
+from ..runtime import flower_runtime
+from ..runtime.flower_runtime import CONNECTION, LOOPBACK, Deadline, Runtime, plain
 
 
 @dataclass(frozen=True)
@@ -74,10 +62,12 @@ def make_key_pair(folder: Path, name: str) -> Path:
     """Make a SuperNode's key, like ``ssh-keygen -t ecdsa -b 384 -f <name>_key``."""
     folder.mkdir(parents=True, exist_ok=True)
     key, private = ec.generate_private_key(ec.SECP384R1()), folder / f"{name}_key"
-    openssh, plain = PrivateFormat.OpenSSH, NoEncryption()
-    write_private(private, key.private_bytes(Encoding.PEM, openssh, plain))
-    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    private.with_suffix(".pub").write_bytes(text + b"\n")
+    openssh, unlocked = formats.PrivateFormat.OpenSSH, formats.NoEncryption()
+    text = key.private_bytes(formats.Encoding.PEM, openssh, unlocked)
+    write_private(private, text)
+    kind = formats.Encoding.OpenSSH, formats.PublicFormat.OpenSSH
+    public = key.public_key().public_bytes(*kind)
+    private.with_suffix(".pub").write_bytes(public + b"\n")
     return private
 
 
@@ -114,9 +104,8 @@ def write_party_files(
         if not number:
             frame.insert(0, LABEL_COLUMN, data.labels)
         frame.insert(0, ID_COLUMN, data.ids)
-        home = folder / name
-        home.mkdir(parents=True, exist_ok=True)
-        file = home / f"{name}.csv"
+        file = folder / name / f"{name}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
         # Each party exports its rows in a different order.
         frame.sample(frac=1.0, random_state=number).to_csv(file, index=False)
         parties.append(PartySpec(name, "passive" if number else "label", file))
@@ -142,14 +131,14 @@ class Cluster:
         self.folder = folder.resolve()
         self.parties = {party.name: party for party in parties}
         self.server = self.folder / "server"
-        self.port = free_port()
+        self.port = flower_runtime.free_port()
         self._say = say
         self._keys: dict[str, Path] = {}
-        self._scratch = Path(tempfile.mkdtemp(prefix="vfl-"))
-        self.runtime = Runtime(self.server / "flower", self._scratch)
-        self.processes: dict[str, subprocess.Popen[str]] = {}
-        names = [LOOPBACK, "localhost"]
-        self.tls = make_server_files(self.server / "certificates", names)
+        self._home, scratch = self.server / "flower", tempfile.mkdtemp(prefix="vfl-")
+        self.runtime = Runtime(self._home, Path(scratch))
+        self.processes: dict[str, flower_runtime.Process] = {}
+        certificates = self.server / "certificates"
+        self.tls = make_server_files(certificates, [LOOPBACK, "localhost"])
 
     def __enter__(self) -> Cluster:
         try:
@@ -164,7 +153,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server, register the parties' keys and start their SuperNodes."""
-        write_connection(self.server / "flower", self.port, self.tls.authority)
+        flower_runtime.write_connection(self._home, self.port, self.tls.authority)
         self._say(f"SuperLink: https://{LOOPBACK}:{self.port}, SuperNodes need a key")
         self.processes |= self.runtime.start_servers(self.port, self.server, self.tls)
         self.register_parties()
@@ -195,7 +184,7 @@ class Cluster:
         values |= {"data": str(party.data), "state-dir": str(self.state_dir(name))}
         if party.role == "label":  # here it runs the server as well
             values["trust-server"] = True
-        write_settings(node_config, values)
+        flower_runtime.write_settings(node_config, values)
         log = self._log_file(name)
         command = [
             *("env", f"FLWR_HOME={log.parent / 'flower'}"),  # one for each party
@@ -204,7 +193,7 @@ class Cluster:
             *("--root-certificates", str(self.tls.authority)),
             *("--auth-supernode-private-key", str(self._keys[name])),
             *("--node-config", str(node_config)),
-            *("--host", LOOPBACK, "--port", str(free_port())),
+            *("--host", LOOPBACK, "--port", str(flower_runtime.free_port())),
         ]
         self.processes[name] = self.runtime.start_logged(command, log)
         self._say(f"{name}: SuperNode, {party.role} party, data {party.data.name}")
@@ -246,14 +235,11 @@ class Cluster:
 
     def submit(self, settings: Mapping[str, ConfigValue]) -> int:
         """Submit the app with ``flwr run`` and return the id of the run."""
-        secured: dict[str, ConfigValue] = {
-            "certificate": str(self.tls.certificate),
-            "private-key": str(self.tls.key),
-            "root-certificate": str(self.tls.authority),
-            **settings,
-        }
+        files = {"certificate": self.tls.certificate, "private-key": self.tls.key}
+        files["root-certificate"] = self.tls.authority
+        secured = {name: str(path) for name, path in files.items()}
         file = self.server / "run.toml"
-        write_settings(file, secured)
+        flower_runtime.write_settings(file, {**secured, **settings})
         command = ["flwr", "run", str(APP), CONNECTION, "--run-config", str(file)]
         command += ["--format", "json"]
         process = self.runtime.start(command, errors=subprocess.PIPE)
@@ -267,8 +253,7 @@ class Cluster:
     def follow(self, run_id: int, on_line: Callable[[str], None]) -> None:
         """Show the log of a run until it ends."""
         command = ["flwr", "log", str(run_id), CONNECTION, "--stream"]
-        process = self.runtime.start(command)
-        for line in self.runtime.lines(process, Deadline(None)):
+        for line in self.runtime.lines(self.runtime.start(command), Deadline(None)):
             on_line(line)
 
     def status(self, run_id: int) -> tuple[str, str]:

@@ -1,14 +1,12 @@
 """Engines that execute a run: this process, or Flower's runtimes."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +37,7 @@ def run_in_process(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any
     'in-process'
     """
     set_log(verbose, config.resume)
-    nodes = config.parties + 1
-    progress = None if bar else False
+    nodes, progress = config.parties + 1, None if bar else False
     with InProcessGrid(client_app, nodes, config.to_run_config()) as grid:
         if not config.capture:
             return train(grid, config, "in-process", progress)
@@ -58,10 +55,9 @@ def run_stacked(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]:
 
 def set_log(verbose: bool, warnings: bool = False) -> None:
     """Show Flower's log or silence it; errors are printed at the end anyway."""
-    level, logger = logging.CRITICAL, logging.getLogger("flwr")
-    level = logging.WARNING if warnings else level
-    logger.setLevel(logging.INFO if verbose else level)
-    only = warnings and not verbose
+    logger, only = logging.getLogger("flwr"), warnings and not verbose
+    quiet = logging.WARNING if warnings else logging.CRITICAL
+    logger.setLevel(logging.INFO if verbose else quiet)
     logger.filters[:] = [lambda line: line.levelno == logging.WARNING] if only else []
 
 
@@ -80,13 +76,10 @@ def run_on_flower(config: RunConfig, verbose: bool, bar: bool) -> dict[str, Any]
 
     with tempfile.TemporaryDirectory() as temporary:
         placed = config if config.out else replace(config, out=temporary)
+        app, nodes = Path(__file__).parents[1] / "label_leakage", config.parties + 1
+        settings = placed.to_run_config()
         with status if bar and console.is_terminal else nullcontext():
-            run_app(
-                Path(__file__).parents[1] / "label_leakage",
-                run_config=placed.to_run_config(),
-                nodes=config.parties + 1,
-                on_line=show,
-            )
+            run_app(app, run_config=settings, nodes=nodes, on_line=show)
         return load_result(Path(placed.out))
 
 
@@ -95,46 +88,36 @@ def can_watch_memory() -> bool:
     return importlib.util.find_spec("psutil") is not None
 
 
-class MemoryWatch:
-    """Samples the memory of this process and its descendants and keeps the peak."""
+@contextmanager
+def watch_memory() -> Iterator[dict[str, int]]:
+    """Sample the memory of this process and its descendants and keep the peak."""
+    if not can_watch_memory():
+        raise ConfigError("memory is measured with psutil: pip install psutil")
+    import psutil  # type: ignore[import-untyped]  # it is optional
 
-    def __init__(self) -> None:
-        if not can_watch_memory():
-            raise ConfigError("memory is measured with psutil: pip install psutil")
-        self.peak = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+    found, done, own = {"peak": 0}, threading.Event(), psutil.Process()
 
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        import psutil  # type: ignore[import-untyped]  # it is optional
-
-        own = psutil.Process()
+    def sample() -> None:
         while True:
             total = 0
             for process in [own, *own.children(recursive=True)]:
-                try:
+                with suppress(psutil.Error):  # it has just ended
                     total += process.memory_full_info().uss
-                except psutil.Error:
-                    continue  # it has just ended
-            self.peak = max(self.peak, total)
-            if self._done.wait(_EVERY):
+            found["peak"] = max(found["peak"], total)
+            if done.wait(_EVERY):
                 return
 
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
 
-ENGINES: dict[str, Callable[[RunConfig, bool, bool], dict[str, Any]]] = {
-    "in-process": run_in_process,
-    "stacked": run_stacked,
-    "ray": run_on_flower,
-    "flower": run_on_flower,
-}
+
+ENGINES = {"in-process": run_in_process, "stacked": run_stacked}
+ENGINES |= {"ray": run_on_flower, "flower": run_on_flower}
 
 
 def run_and_attack(
@@ -153,14 +136,13 @@ def run_and_attack(
         if temporary:
             state_dir = str(Path(folder) / PARTIES_FOLDER)
             placed = replace(config, out=folder, state_dir=state_dir)
-        with MemoryWatch() if config.watch_memory else nullcontext() as memory:
+        with watch_memory() if config.watch_memory else nullcontext() as memory:
             document = ENGINES[engine](placed, verbose, bar)
         if memory is not None:
-            document["memory"] = {"peak": memory.peak}
+            document["memory"] = memory
         if completing:
             begun = time.monotonic()
-            found = complete_models(placed, Path(placed.state_dir))
-            document["completion"] = found
+            document["completion"] = complete_models(placed, Path(placed.state_dir))
             document["seconds"]["completion"] = time.monotonic() - begun
         if config.out and (completing or memory is not None):
             save_result(document, Path(config.out))

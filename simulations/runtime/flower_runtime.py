@@ -2,16 +2,12 @@
 
 ``flwr run`` on its own starts one SuperLink per machine on a fixed port and leaves it
 running. :func:`run_app` starts a SuperLink and a SuperExec on a free loopback port,
-submits the app with ``flwr run --stream``, asks ``flwr list`` how the run ended, and
-stops every process that it started:
+submits the app, asks ``flwr list`` how the run ended, and stops every process:
 
 - ``FLWR_HOME`` is a private folder, so that neither the user's Flower configuration
   nor another run is touched; ``RAY_TMPDIR`` and ``RAY_ADDRESS=local`` do this for Ray;
-- :class:`Runtime` starts the SuperExec itself, so its process id is known. The app
-  process, Ray and Ray's workers stay in its Unix session, even when their parent dies;
-- the SuperExec may not install dependencies: the app runs in the environment of the
-  caller and needs no network;
-- a :class:`~.process_reaper.ProcessReaper` ends the processes if the caller is killed.
+- the app process, Ray and its workers stay in the SuperExec's Unix session, which
+  :class:`~.process_reaper.ProcessReaper` ends even if the caller is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import tomli_w
 from flwr.common.config import flatten_dict
@@ -47,9 +43,10 @@ from flower_vfl.errors import ConfigError, VerticalError, check_name
 from .process_reaper import ProcessReaper
 
 if TYPE_CHECKING:
+    from flower_vfl.simulations.config import ConfigValue
     from flower_vfl.simulations.deployment.cluster import ServerFiles
 
-ConfigValue = str | int | float | bool
+Process: TypeAlias = "subprocess.Popen[str]"
 
 LOOPBACK = "127.0.0.1"
 CONNECTION = "flower-vfl"  # name of the SuperLink in Flower's configuration
@@ -58,8 +55,6 @@ _POLL = 0.05  # seconds between two checks of a process or an address
 _SERVER_START = 60.0  # seconds until the SuperLink must answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OWNER = "# Written by flower-vfl for one run.\n"
-# Ray's sockets lie about 70 characters below its folder; a Unix socket's path has 103.
-_LONGEST_TEMPORARY_FOLDER = 20
 _FRAME = "╭╮╰╯─│ "
 
 
@@ -85,11 +80,14 @@ def run_app(
     if nodes <= 2 * (os.cpu_count() or 1):  # an actor for each, so that all overlap
         federation += f" init-args-num-cpus={nodes}"
     deadline = Deadline(timeout)
-    with ExitStack() as stack:
-        folder = stack.enter_context(_temporary_folder())
-        home = folder / "flwr" if home is None else home.resolve()
-        port = free_port()
-        _write_home(home, port, run_config)
+    with _temporary_folder() as folder, ExitStack() as stack:
+        home, port = folder / "flwr" if home is None else home.resolve(), free_port()
+        connection = home / "config.toml"
+        if connection.exists() and not connection.read_text().startswith(_OWNER):
+            text = "holds a Flower configuration that flower-vfl did not write"
+            raise ConfigError(f"{home} {text}; give an empty folder")
+        write_connection(home, port)
+        write_settings(home / "run-config.toml", run_config)
         runtime = Runtime(home, folder)
         stack.callback(runtime.stop)
         runtime.start_servers(port, home)
@@ -124,24 +122,12 @@ def _check_settings(app: Path, run_config: Mapping[str, ConfigValue]) -> None:
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
     """Return a folder whose path is short enough for Ray's sockets."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_TEMPORARY_FOLDER:
-        parent = "/tmp"
+    # They lie about 70 characters below it; the path of a Unix socket has 103.
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 20 else "/tmp"
     with tempfile.TemporaryDirectory(
         prefix="vfl-", dir=parent, ignore_cleanup_errors=True
     ) as folder:
         yield Path(folder)
-
-
-def _write_home(home: Path, port: int, run_config: Mapping[str, ConfigValue]) -> None:
-    connection = home / "config.toml"
-    if connection.exists() and not connection.read_text().startswith(_OWNER):
-        raise ConfigError(
-            f"{home} holds a Flower configuration that flower-vfl did not write; "
-            "give an empty folder"
-        )
-    write_connection(home, port)
-    write_settings(home / "run-config.toml", run_config)
 
 
 def write_connection(home: Path, port: int, authority: Path | None = None) -> None:
@@ -167,10 +153,8 @@ def _check_outcome(runs: list[dict[str, Any]], log: Sequence[str]) -> None:
         details = plain(runs[0]["status-details"])
         if "heartbeat" in details:
             details += " (its process was killed; did the machine run out of memory?)"
-        raise VerticalError(
-            f"the Flower run is {status}: {details}\n"
-            "The last lines of its log:\n" + "\n".join(log)
-        )
+        lines = "\n".join(["The last lines of its log:", *log])
+        raise VerticalError(f"the Flower run is {status}: {details}\n{lines}")
 
 
 class Deadline:
@@ -187,10 +171,9 @@ class Deadline:
         left = self._start + self._timeout - time.monotonic()
         if left > 0.0:
             return left
-        raise VerticalError(
-            f"the Flower run did not end within {self._timeout} s and was stopped; "
-            "raise the timeout, or see its log for what it waits for"
-        )
+        text = f"the Flower run did not end within {self._timeout} s and was stopped"
+        remedy = "raise the timeout, or see its log for what it waits for"
+        raise VerticalError(f"{text}; {remedy}")
 
 
 class Runtime:
@@ -198,9 +181,9 @@ class Runtime:
 
     def __init__(self, home: Path, folder: Path) -> None:
         self._environment = _environment(home, folder)
-        self._processes: list[subprocess.Popen[str]] = []
-        self._servers: dict[str, subprocess.Popen[str]] = {}
-        self._logs: dict[str, Path] = {}
+        self._processes: list[Process] = []
+        self._servers: dict[str, Process] = {}
+        self._logs = folder
         self._reaper = ProcessReaper(folder)
 
     def start(
@@ -208,14 +191,12 @@ class Runtime:
         command: Sequence[str],
         output: IO[str] | int = subprocess.PIPE,
         errors: int = subprocess.STDOUT,
-    ) -> subprocess.Popen[str]:
+    ) -> Process:
         """Start one of Flower's commands as the leader of a new Unix session."""
         path = shutil.which(command[0], path=self._environment["PATH"])
         if path is None:
-            raise VerticalError(
-                f"the command '{command[0]}' is missing: install flwr[simulation] into "
-                f"the environment of {sys.executable}"
-            )
+            remedy = f"install flwr[simulation] for {sys.executable}"
+            raise VerticalError(f"the command '{command[0]}' is missing: {remedy}")
         process = subprocess.Popen(
             [path, *command[1:]],
             env=self._environment,
@@ -232,7 +213,7 @@ class Runtime:
 
     def start_servers(
         self, port: int, logs: Path, tls: ServerFiles | None = None
-    ) -> dict[str, subprocess.Popen[str]]:
+    ) -> dict[str, Process]:
         """Start the SuperLink and a SuperExec; wait until the SuperLink answers.
 
         Without TLS the SuperLink simulates the nodes; with TLS their keys are needed.
@@ -246,23 +227,21 @@ class Runtime:
         # The SuperExec is started here, in a session that stop() ends.
         link += ["--isolation", "process", "--host", LOOPBACK, "--port", str(port)]
         executor += ["--runtime-api-address", f"{LOOPBACK}:{port}"]
+        self._logs = logs
         for name, options in (("superlink", link), ("superexec", executor)):
-            self._logs[name] = logs / f"{name}.log"
-            command = [f"flower-{name}", *options]
-            self._servers[name] = self.start_logged(command, self._logs[name])
+            command, log = [f"flower-{name}", *options], logs / f"{name}.log"
+            self._servers[name] = self.start_logged(command, log)
         patience = time.monotonic() + _SERVER_START
         while not answers(port, tls.authority if tls else None):
             self.check_servers()
             if time.monotonic() > patience:
-                raise VerticalError(
-                    f"the SuperLink did not answer within {_SERVER_START:.0f} s:\n"
-                    + self._log("superlink")
-                )
+                text = f"the SuperLink did not answer within {_SERVER_START:.0f} s"
+                raise VerticalError(f"{text}:\n{self._log('superlink')}")
             time.sleep(_POLL)
         self.check_servers()  # the answer came from this SuperLink, not from another
         return self._servers
 
-    def start_logged(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
+    def start_logged(self, command: Sequence[str], log: Path) -> Process:
         """Start a command whose output is appended to a log."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
@@ -272,14 +251,10 @@ class Runtime:
         """Raise if a server has ended."""
         for name, server in self._servers.items():
             if server.poll() is not None:
-                raise VerticalError(
-                    f"the {name} ended with code {server.returncode}:\n"
-                    + self._log(name)
-                )
+                text = f"the {name} ended with code {server.returncode}"
+                raise VerticalError(f"{text}:\n{self._log(name)}")
 
-    def lines(
-        self, command: subprocess.Popen[str], deadline: Deadline
-    ) -> Iterator[str]:
+    def lines(self, command: Process, deadline: Deadline) -> Iterator[str]:
         """Yield a command's output; raise if a server ends or the deadline passes."""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
@@ -310,9 +285,8 @@ class Runtime:
             answer, complaint = process.communicate(timeout=deadline.remaining())
             runs: list[dict[str, Any]] = json.loads(answer)["runs"]
         except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
-            raise VerticalError(
-                f"flwr list did not report how the run ended:\n{answer}{complaint}"
-            ) from error
+            text = "flwr list did not report how the run ended"
+            raise VerticalError(f"{text}:\n{answer}{complaint}") from error
         return runs
 
     def stop(self) -> None:
@@ -324,12 +298,10 @@ class Runtime:
                 if pipe is not None:
                     pipe.close()
         if left:
-            raise VerticalError(
-                f"could not end the processes {sorted(left)} of the run"
-            )
+            raise VerticalError(f"could not end processes of the run: {sorted(left)}")
 
     def _log(self, name: str) -> str:
-        text = self._logs[name].read_text(errors="replace")
+        text = (self._logs / f"{name}.log").read_text(errors="replace")
         return "\n".join(plain(text).splitlines()[-LAST_LINES:])
 
 
@@ -342,8 +314,7 @@ def free_port() -> int:
     """Return a free loopback port."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 def answers(port: int, authority: Path | None = None) -> bool:
@@ -361,20 +332,16 @@ def answers(port: int, authority: Path | None = None) -> bool:
 
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
-    env = dict(os.environ)
+    # Parties wait for each other, so that none is nicer than others.
+    switched_off = "FLWR_TELEMETRY_ENABLED RAY_USAGE_STATS_ENABLED RAY_worker_niceness"
+    env = dict.fromkeys(switched_off.split(), "0") | dict(os.environ)
     scripts = sysconfig.get_path("scripts")
     env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])
-    env["FLWR_HOME"] = str(home)
-    env["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    env |= {"FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1"}
     # Each poll costs the SuperExec and its server some milliseconds of a core.
     env["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"
-    env["RAY_TMPDIR"] = str(folder)
-    env["RAY_ADDRESS"] = "local"
-    env["PYTHONUNBUFFERED"] = "1"
-    env["COLUMNS"] = "200"
-    env.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    env.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    env.setdefault("RAY_worker_niceness", "0")  # parties wait for each other
+    env |= {"RAY_TMPDIR": str(folder), "RAY_ADDRESS": "local"}
+    env |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     for name in ("NO_PROXY", "no_proxy"):
         env[name] = ",".join(filter(None, [env.get(name), LOOPBACK, "localhost"]))
     return env

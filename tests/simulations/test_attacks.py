@@ -126,7 +126,7 @@ def test_what_asks_for_a_measurement(settings: dict[str, Any], measured: bool) -
         ({"attack": "passive:party=3"}, "party 3 cannot attack: choose 1 to 2"),
         ({"attack": "active", "optimizer": "adamw"}, "no malicious form.*adam or sgd"),
         ({"attack": "passive", "dataset": "diabetes"}, "a regression"),
-        ({"attack": "active,passive:labels=9"}, "party 1 cannot combine these attacks"),
+        ({"attack": "active,passive:labels=9"}, "party 1 cannot combine attacks"),
         ({"attack": "active:party=0,active:party=2,gamma=9"}, "party 2 cannot combine"),
         ({"leak_action": "stop"}, "needs a leak limit"),
         ({"leak_action": "nope"}, "unknown action 'nope'"),

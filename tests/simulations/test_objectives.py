@@ -12,9 +12,17 @@ from torch import nn
 
 from flower_vfl import ConfigError, CrossEntropy, MeanSquaredError
 from flower_vfl.grids.in_process import InProcessGrid
-from flower_vfl.objectives import GAFM, GAFMOriginal, KDk, LADistill, Objective
+from flower_vfl.objectives import (
+    GAFM,
+    GAFMOriginal,
+    KDk,
+    LADistill,
+    Objective,
+    select_delta,
+    select_gamma,
+)
 from flower_vfl.simulations.app import client_app, train
-from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
+from flower_vfl.simulations.cli.select import subset_training
 from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.datasets.types import InputSpec, PartyData
 from flower_vfl.simulations.objectives import OBJECTIVES, objective_for, preset
@@ -204,15 +212,16 @@ SMALL = RunConfig(
 
 
 def test_settings_of_gafm_are_chosen_for_a_run() -> None:
-    choice = choose_delta(SMALL, deltas=(0.1, 0.5), fraction=0.5, repeats=1)
+    choice = select_delta(*subset_training(SMALL, 0.5, "delta"), (0.1, 0.5), 1)
     assert choice.delta in choice.ratios
     assert choice.ratios[choice.delta] == min(choice.ratios.values())
-    balance = choose_gamma(SMALL, fraction=0.5)
+    balance = select_gamma(*subset_training(SMALL, 0.5, "gamma"))
     assert balance.gamma == pytest.approx(balance.ce / balance.gan)
+    wrong = replace(SMALL, objective="gafm-original")
     with pytest.raises(ConfigError, match="objective 'gafm'"):
-        choose_gamma(replace(SMALL, objective="gafm-original"))
+        select_gamma(*subset_training(wrong, 0.1, "gamma"))
     with pytest.raises(ConfigError, match="label-share"):
-        choose_gamma(replace(SMALL, label_share="0.2"))
+        subset_training(replace(SMALL, label_share="0.2"), 0.1, "gamma")
 
 
 @pytest.mark.parametrize(

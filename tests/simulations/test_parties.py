@@ -188,5 +188,5 @@ def test_the_rows_are_divided_by_a_seed_of_their_own(
 
 
 def test_aligned_rows_are_not_divided_by_another_seed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="split-seed divides rows that are not"):
+    with pytest.raises(ConfigError, match="split-seed is for runs without"):
         configured(tmp_path, alignment="psi", split_seed=0)

@@ -58,5 +58,5 @@ def test_a_run_with_many_attacks_fits() -> None:
     found = dict.fromkeys(ATTACKS, 0.123)
     rows = leak_rows(found) + leak_rows(found, "passive-1+passive-2")
     document = {"records": columns_of(rows + evaluation_rows(auc=0.9))}
-    text = _shown(*_leakage(leaks(tables({"": document})), "leak"))
+    text = _shown(*_leakage(leaks(tables({"": document}))))
     assert text.count("0.877") == 2 * len(ATTACKS)  # reversed, as everywhere

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call
 
-from flower_vfl.simulations.cli.select import choose_delta, choose_gamma
+from flower_vfl.objectives import select_delta, select_gamma
+from flower_vfl.simulations.cli.select import subset_training
 from flower_vfl.simulations.config import RunConfig
 
 FAST = ("--epochs", "20", "--repeats", "1", "--fraction", "0.2", "--deltas", "0.05,0.3")
@@ -21,10 +22,10 @@ def test_it_prints_what_the_library_chooses(
     assert code == 0
     found = json.loads(out)
     config = RunConfig(objective="gafm", aggregation="mean", width=1, epochs=20)
-    chosen = choose_delta(config, (0.05, 0.3), 0.2, 1)
+    chosen = select_delta(*subset_training(config, 0.2, "delta"), (0.05, 0.3), 1)
     assert found["delta"] == chosen.delta
     assert list(found["ratios"].values()) == list(chosen.ratios.values())
-    assert found["gamma"] == choose_gamma(config, 0.2).gamma
+    assert found["gamma"] == select_gamma(*subset_training(config, 0.2, "gamma")).gamma
 
 
 def test_settings_of_a_file(

@@ -254,7 +254,7 @@ def test_split_groups_by_hand() -> None:
     with pytest.raises(ConfigError, match="no training rows"):
         split_groups(np.zeros(10, np.int64), 0, 0.9, 0.0)
     with pytest.raises(ConfigError, match=r"test_fraction must be in \[0, 1\)"):
-        split_groups(groups, 0, 1.5)
+        split_groups(groups, 0, 1.5, 0.0)
 
 
 def test_dataset_parts_must_fit_together() -> None:

@@ -143,7 +143,7 @@ def test_a_table_that_is_refused(
 
 
 ASKED = (
-    "add --task multiclass if they are classes, --task regression if they are amounts"
+    "add --task multiclass for classes, --task regression for amounts"
 )
 LABELS = {
     "infinite": (labels([0.5, 1.5, "inf"]), "some labels are infinite; correct them"),
