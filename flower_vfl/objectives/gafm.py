@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, check_name, require
-from flower_vfl.randomness import Noise
 
 from .base import (
     Objective,
@@ -20,7 +19,7 @@ from .base import (
     Outcome,
     Task,
     class_numbers,
-    clear_gradients,
+    descend,
     optimizers_of,
 )
 
@@ -76,30 +75,21 @@ class AdversarialObjective(Objective):
         self._descent = optimizers_of(self.predictor, make)
         self.optimizers = self._ascent + self._descent
 
-    def own_noise(self) -> Noise:
-        """Return the label party's secret numbers, or torch's outside of a party."""
-        return self.noise or Noise(int(torch.randint(2**62, (1,))))
-
     def train_discriminator(
         self, real: Tensor, fake: Tensor, weights: Tensor | None = None, steps: int = 1
     ) -> None:
         """Take steps up the GAN loss and clamp the weights to [−clip, clip]."""
-        for optimizer in self._ascent * steps:
-            _descend(optimizer, -gan_loss(self.discriminator, real, fake, weights))
+        for _ in range(steps if self._ascent else 0):
+            loss = -gan_loss(self.discriminator, real, fake, weights)
+            descend(self._ascent, loss)
             with torch.no_grad():
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self.clip, self.clip)
 
     def train_predictor(self, loss: Tensor) -> None:
         """Take one step down a loss, unless nothing is to be trained."""
-        for optimizer in self._descent:
-            _descend(optimizer, loss)
-
-
-def _descend(optimizer: Optimizer, loss: Tensor) -> None:
-    clear_gradients(optimizer)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+        if self._descent:
+            descend(self._descent, loss)
 
 
 def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tensor:
@@ -165,10 +155,8 @@ def _network(width: int, hidden: int, columns: int) -> nn.Sequential:
 class ClassGenerator(nn.Module):
     """The generator of several classes: softmax of f's logits plus learned logits.
 
-    The GAN part knows only the distribution of the labels, which any order of the
-    classes fits. L_CE assigns f's columns to the classes, and with f's logits in its
-    output the generator follows that order from the start. One class stands for a
-    binary task: its columns are one logit.
+    Any order of classes fits L_GAN. With f's logits in its output the generator follows
+    the order of L_CE from the start. One class stands for a binary task.
     """
 
     def __init__(self, width: int, classes: int, hidden: int) -> None:
@@ -195,9 +183,8 @@ class GAFM(AdversarialObjective):
 
     Where the paper is open: the "1-layer" networks have one hidden layer here. The
     paper writes a sigmoid around f in L_CE, and its local models already end in one;
-    here there is one (see `squashed`). With several parties, aggregate by the mean. The
-    generator may learn a decreasing map, so the training labels orient its predictions,
-    by the running mean of its output in each class.
+    here there is one (see `squashed`). With several parties, aggregate by the mean.
+    The running mean of the generator's output in each class orients its predictions.
 
     More than two classes are our extension. The generator then ends in a softmax, and f
     must have a multiple of as many columns as there are classes. Ten classes need a
@@ -205,23 +192,16 @@ class GAFM(AdversarialObjective):
 
     Parameters
     ----------
-    width : int
-        Columns of the joined embedding.
-    classes : int (default: 2)
-        Number of classes.
+    width, classes : int (default: required, 2)
+        Columns of the joined embedding and number of classes.
     delta : float (default: 0.05)
         Δ, from 0 (L_CE does not depend on the labels) to 1 − 1/classes.
-    gamma : float (default: 1.0)
-        γ, the weight of the GAN part.
-    sigma : float (default: 0.01)
-        Standard deviation of the noise ε on the labels that the discriminator sees.
-    clip : float (default: 0.1)
-        Bound on the discriminator's weights.
-    hidden : int (default: 16)
-        Units of the hidden layer of generator and discriminator.
+    gamma, sigma : float (default: 1.0, 0.01)
+        γ, the weight of the GAN part, and the standard deviation of the noise ε.
+    clip, hidden : float, int (default: 0.1, 16)
+        Bound on the discriminator's weights; units of the networks' hidden layers.
     parts : {"both", "gan", "ce"} (default: "both")
-        Parts of the gradient that the parties receive; ``"gan"`` and ``"ce"`` are the
-        paper's ablations.
+        Parts of the gradient that the parties receive; two are the paper's ablations.
     squashed : bool (default: True)
         Whether the parties' models end in a sigmoid, as the paper's do on Spambase and
         IMDB. Ignored with more than two classes.
@@ -237,8 +217,7 @@ class GAFM(AdversarialObjective):
     Attributes
     ----------
     gradient_parts : dict[str, Tensor]
-        The two parts of the last gradient, ``"gan"`` (times γ) and ``"ce"``, for the
-        paper's Figure 2. They stay with the label party.
+        The parts ``"gan"`` (times γ) and ``"ce"`` of the last gradient (Figure 2).
 
     Examples
     --------
@@ -271,8 +250,7 @@ class GAFM(AdversarialObjective):
         self.task: Task = "binary" if classes == 2 else "multiclass"
         self.width, self.classes, self.hidden = width, classes, hidden
         self.delta, self.squashed, self.balanced = delta, squashed, balanced
-        self.parts: Parts = parts
-        self.released = released
+        self.parts, self.released = parts, released
         columns = 1 if classes == 2 else classes
         logits = columns if balanced else classes
         self.generator: nn.Module = ClassGenerator(width, logits, hidden)

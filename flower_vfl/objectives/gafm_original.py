@@ -40,15 +40,13 @@ class GAFMOriginal(AdversarialObjective):
         Kind of labels.
     gamma : float | None (default: None)
         γ; None is 10. With `literal` None is the paper's 300, for a regression 800.
-    sigma : float (default: 1.0)
-        Standard deviation of the noise ε on the labels; the paper tries 0.25, 1 and 3.
-    clip : float (default: 0.01)
-        Bound on the discriminator's weights.
+    sigma, clip : float (default: 1.0, 0.01)
+        Standard deviation of the noise ε on the labels (the paper tries 0.25, 1 and 3)
+        and bound on the discriminator's weights.
     literal : bool (default: False)
         Put γ on L_recon, as the paper prints it.
     center, scale : float (default: 0.0, 1.0)
-        A regression learns ``(label - center) / scale``, as
-        :class:`MeanSquaredError` does.
+        As for :class:`MeanSquaredError`, for a regression.
 
     Attributes
     ----------
@@ -121,17 +119,13 @@ class GAFMOriginal(AdversarialObjective):
         gan = gan_loss(self.discriminator, real, made)
         recon = self.reconstruction(made, targets)
         on_gan, on_recon = (1.0, self.gamma) if self.literal else (self.gamma, 1.0)
-        parts = {
-            "gan": gradient_of(on_gan * gan, embedding),
-            "recon": gradient_of(on_recon * recon, embedding),
-        }
+        losses = {"gan": on_gan * gan, "recon": on_recon * recon}
+        parts = {name: gradient_of(loss, embedding) for name, loss in losses.items()}
         self.gradient_parts = parts
-        metrics = {
-            f"{name}_gradient": float(g.abs().mean()) for name, g in parts.items()
-        }
-        metrics["gan_loss"] = float(gan.detach())
-        metrics["recon_loss"] = float(recon.detach())
-        loss = (on_gan * gan + on_recon * recon).detach()
+        found = {f"{name}_gradient": part.abs().mean() for name, part in parts.items()}
+        found |= {"gan_loss": gan, "recon_loss": recon}
+        metrics = {name: float(value.detach()) for name, value in found.items()}
+        loss = (losses["gan"] + losses["recon"]).detach()
         return Outcome(loss, parts["gan"] + parts["recon"], metrics)
 
     def predict(self, embedding: Tensor) -> Tensor:
