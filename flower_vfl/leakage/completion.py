@@ -35,21 +35,8 @@ from flower_vfl.objectives.base import class_numbers, descend
 from flower_vfl.parties.base import Features, as_tensors
 from flower_vfl.randomness import RandomState, derive_seed
 
-from .mixmatch import (
-    Augment,
-    CompletedModel,
-    Inputs,
-    Scores,
-    augmentation,
-    auxiliary_rows,
-    completion_scores,
-    cycle,
-    mixmatch_losses,
-    outputs,
-    predict,
-    reinitialise,
-    update_average,
-)
+from . import mixmatch
+from .mixmatch import Augment, CompletedModel, Inputs, Scores, augmentation
 
 Metric = Literal["auto", "accuracy", "top5", "f1", "auc"]
 _MANY_CLASSES = 100  # LADSG: top-5 for CIFAR-100, top-1 for ten classes
@@ -223,14 +210,14 @@ class ModelCompletion:
         asked = None
         if held and test_labels is not None:
             asked = _class_numbers(test_labels, classes, held)
-        known = auxiliary_rows(truth, classes, self.labels, self.seed)
+        known = mixmatch.auxiliary_rows(truth, classes, self.labels, self.seed)
         rest = torch.ones_like(truth).index_fill(0, known, 0).nonzero()[:, 0]
         if len(rest) < 2:
             raise ConfigError(f"{self.labels} auxiliary labels leave nothing to infer")
         change = augment or augmentation(rows, self.shift, self.flip, self.noise)
         data = _Data(rows, truth, classes, known, rest, held, asked, change)
         trained: Callable[[], nn.Module] = partial(copy.deepcopy, bottom)
-        untrained = fresh or partial(reinitialise, bottom)
+        untrained = fresh or partial(mixmatch.reinitialise, bottom)
         baseline = self._attempt("baseline", untrained, data, semi=False)
         if self.freeze_bottom and not self.mix_inputs and augment is None:
             data, trained = data.embedded(trained(), self.noise), nn.Identity
@@ -253,19 +240,20 @@ class ModelCompletion:
                 width = bottom(*data.take(data.known)).flatten(1).shape[1]
             model = CompletedModel(bottom, width, data.classes, self.head, freeze)
             average = self._train(model.to(device), data, semi)
-            guesses = predict(average, data.take(data.rest))
-            train = completion_scores(guesses, data.truth[data.rest])
+            guesses = mixmatch.predict(average, data.take(data.rest))
+            train = mixmatch.completion_scores(guesses, data.truth[data.rest])
             if data.asked is None:
                 return train, None
-            return train, completion_scores(predict(average, data.held), data.asked)
+            guesses = mixmatch.predict(average, data.held)
+            return train, mixmatch.completion_scores(guesses, data.asked)
 
     def _train(self, model: CompletedModel, data: _Data, semi: bool) -> nn.Module:
         """Train with MixMatch, or on the auxiliary labels alone; return the average."""
         average = copy.deepcopy(model)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=self.lr)
-        known = cycle(data.known, self.batch_size)
-        rest = cycle(data.rest, self.batch_size)
+        known = mixmatch.cycle(data.known, self.batch_size)
+        rest = mixmatch.cycle(data.rest, self.batch_size)
         model.train()
         for step in range(1, self.steps + 1):
             rows = next(known)
@@ -275,14 +263,14 @@ class ModelCompletion:
                 chosen = data.take(next(rest))
                 views = [data.augment(chosen) for _ in range(self.augmentations)]
                 settings = self.temperature, self.alpha, self.mix_inputs
-                sure, unsure = mixmatch_losses(
+                sure, unsure = mixmatch.mixmatch_losses(
                     model.embed, model.head, labelled, targets, views, *settings
                 )
                 loss = sure + self.lambda_u * (step / self.steps) * unsure
             else:
                 loss = F.cross_entropy(model(*labelled), targets)
             descend([optimizer], loss)
-            update_average(average, model, self.ema, step)
+            mixmatch.update_average(average, model, self.ema, step)
         return average
 
     def _metric(self, classes: int) -> str:
@@ -314,8 +302,8 @@ class _Data:
     def embedded(self, bottom: nn.Module, noise: float) -> _Data:
         """Return the same data with a bottom model's outputs as its rows."""
         bottom = bottom.to(self.truth.device)
-        rows = (outputs(bottom, self.rows),)
-        held = (outputs(bottom, self.held),) if self.held else ()
+        rows = (mixmatch.outputs(bottom, self.rows),)
+        held = (mixmatch.outputs(bottom, self.held),) if self.held else ()
         change = augmentation(rows, noise=noise)
         return replace(self, rows=rows, held=held, augment=change)
 

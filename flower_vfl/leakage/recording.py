@@ -152,7 +152,9 @@ class Recorder:
 
 
 def _host(values: ArrayLike | Tensor) -> Array:
-    return np.array(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return np.array(values)
 
 
 @dataclass(frozen=True)

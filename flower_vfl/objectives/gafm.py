@@ -13,15 +13,8 @@ from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, check_name, require
 
-from .base import (
-    Objective,
-    OptimizerFactory,
-    Outcome,
-    Task,
-    class_numbers,
-    descend,
-    optimizers_of,
-)
+from . import base
+from .base import Objective, OptimizerFactory, Outcome, Task, optimizers_of
 
 Parts = Literal["both", "gan", "ce"]
 _NEWEST = 0.1  # weight of the newest batch in the running class means
@@ -81,7 +74,7 @@ class AdversarialObjective(Objective):
         """Take steps up the GAN loss and clamp the weights to [−clip, clip]."""
         for _ in range(steps if self._ascent else 0):
             loss = -gan_loss(self.discriminator, real, fake, weights)
-            descend(self._ascent, loss)
+            base.descend(self._ascent, loss)
             with torch.no_grad():
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self.clip, self.clip)
@@ -89,7 +82,7 @@ class AdversarialObjective(Objective):
     def train_predictor(self, loss: Tensor) -> None:
         """Take one step down a loss, unless nothing is to be trained."""
         if self._descent:
-            descend(self._descent, loss)
+            base.descend(self._descent, loss)
 
 
 def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tensor:
@@ -273,7 +266,9 @@ class GAFM(AdversarialObjective):
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train discriminator and generator; return the parties' gradient."""
-        clear = self._points(labels)
+        clear = labels.float().unsqueeze(1)  # as the discriminator takes them
+        if self.classes > 2:
+            clear = F.one_hot(labels.long(), self.classes).float()
         noise = self.own_noise()
         real = clear + self.sigma * noise.normal(clear.shape).to(clear)
         shift = self.delta * noise.uniform((len(clear),)).to(clear)
@@ -311,12 +306,6 @@ class GAFM(AdversarialObjective):
         # Sizes only: means by class would reveal to the server what GAFM hides.
         metrics = {name: float(value.detach()) for name, value in numbers.items()}
         return Outcome((self.gamma * gan + ce).detach(), gradient.detach(), metrics)
-
-    def _points(self, labels: Tensor) -> Tensor:
-        """Return the labels as the discriminator takes them."""
-        if self.classes == 2:
-            return labels.float().unsqueeze(1)
-        return F.one_hot(labels.long(), self.classes).float()
 
     def _flat(self, embedding: Tensor) -> Tensor:
         flat = embedding.flatten(1)
@@ -360,7 +349,7 @@ class GAFM(AdversarialObjective):
 
     def encode(self, labels: Tensor) -> Tensor:
         """Return float labels (binary) or class numbers (multi-class)."""
-        return class_numbers(labels, self.classes)
+        return base.class_numbers(labels, self.classes)
 
 
 def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> None:
