@@ -225,10 +225,8 @@ def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tenso
         wanted = count // classes + int(label < count % classes)
         found = order[labels[order] == label][:wanted]
         if len(found) < wanted:
-            raise ConfigError(
-                f"{wanted} auxiliary labels of class {label} are needed, but only "
-                f"{len(found)} training rows have it; lower the number of labels"
-            )
+            problem = f"class {label} has {len(found)} training rows, not {wanted}"
+            raise ConfigError(f"{problem}; lower the number of auxiliary labels")
         chosen.append(found)
     return torch.cat(chosen).sort().values
 
@@ -253,8 +251,6 @@ def reinitialise(module: nn.Module) -> nn.Module:
         if callable(reset):
             reset()
         elif next(part.parameters(recurse=False), None) is not None:
-            raise ConfigError(
-                f"layer '{name}' ({type(part).__name__}) has no reset_parameters; give "
-                "the attack an untrained bottom model with fresh="
-            )
+            layer = f"layer '{name}' ({type(part).__name__}) has no reset_parameters"
+            raise ConfigError(f"{layer}; give an untrained bottom model with fresh=")
     return fresh

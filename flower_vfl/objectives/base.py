@@ -211,10 +211,9 @@ def one_column(output: Tensor, task: str) -> Tensor:
         return output[:, 0]
     if output.dim() == 1:
         return output
-    raise ConfigError(
-        f"a top model for a {task} task must have one output column, got the shape "
-        f"{tuple(output.shape)}; end it in nn.Linear(..., 1)"
-    )
+    problem = f"one output column, got the shape {tuple(output.shape)}"
+    remedy = "end it in nn.Linear(..., 1)"
+    raise ConfigError(f"a top model for a {task} task must have {problem}; {remedy}")
 
 
 def finite_numbers(labels: Tensor) -> Tensor:
@@ -234,9 +233,8 @@ def class_numbers(labels: Tensor, classes: int) -> Tensor:
     labels = finite_numbers(labels)
     outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
     if outside.any():
-        raise ConfigError(
-            f"labels of a task with {classes} classes must be whole numbers from 0 to "
-            f"{classes - 1}; {int(outside.sum())} are not, the first in row "
-            f"{int(outside.nonzero()[0])}. Recode them, or choose another objective"
-        )
+        count, first = int(outside.sum()), int(outside.nonzero()[0])
+        problem = f"{count} are not, the first in row {first}"
+        remedy = f"use whole numbers from 0 to {classes - 1}, or another objective"
+        raise ConfigError(f"labels must be class numbers; {problem}: {remedy}")
     return labels.float() if classes == 2 else labels.long()

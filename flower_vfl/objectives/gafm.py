@@ -310,10 +310,8 @@ class GAFM(AdversarialObjective):
     def _flat(self, embedding: Tensor) -> Tensor:
         flat = embedding.flatten(1)
         if flat.shape[1] != self.width:
-            raise ConfigError(
-                f"GAFM was made for {self.width} columns of the joined embedding and "
-                f"got {flat.shape[1]}; set width to the columns after aggregation"
-            )
+            problem = f"GAFM was made for {self.width} columns and got {flat.shape[1]}"
+            raise ConfigError(f"{problem}; set width to the columns after aggregation")
         return flat
 
     def _within(self, flat: Tensor) -> Tensor:
@@ -357,10 +355,8 @@ def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> N
         require(value >= 1, name, "at least 1", value)
     require(classes >= 2, "classes", "at least 2", classes)
     if classes > 2 and width % classes:
-        raise ConfigError(
-            f"GAFM for {classes} classes needs an embedding of {classes} columns, or "
-            f"a multiple of them, got {width}; set the width of the cut layer"
-        )
+        problem = f"a multiple of {classes} columns, got {width}"
+        raise ConfigError(f"GAFM needs {problem}; set the width of the cut layer")
     most = 1.0 - 1.0 / classes
     allowed = f"from 0 to {most:g} for {classes} classes"
     require(0.0 <= delta <= most, "delta", allowed, delta)

@@ -95,10 +95,8 @@ def _teacher_logits(
     parts = zip(*(torch.split(part, 4096) for part in inputs), strict=True)
     logits = torch.cat([cast(Tensor, teacher(*part)) for part in parts])
     if logits.dim() != 2 or logits.shape[1] != classes:
-        raise ConfigError(
-            f"a teacher for {classes} classes must return as many columns, got the "
-            f"shape {tuple(logits.shape)}"
-        )
+        problem = f"as many columns, got the shape {tuple(logits.shape)}"
+        raise ConfigError(f"a teacher for {classes} classes must return {problem}")
     return logits
 
 
@@ -208,10 +206,8 @@ class LADistill(CrossEntropy):
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train the top model on soft labels and return the embedding's gradient."""
         if self.rows is None or self._labels is None:
-            raise ConfigError(
-                f"{type(self).__name__} must know which rows a batch has: call "
-                "prepare() and set its rows, as LabelParty does"
-            )
+            problem = f"{type(self).__name__} must know which rows a batch has"
+            raise ConfigError(f"{problem}: call prepare() and set its rows")
         if self._ranked is None and not self._ready(self.rows):
             self._seen.append((self.rows.clone(), embedding.detach().clone()))
             outcome = super().step(embedding, labels)

@@ -156,10 +156,8 @@ def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
     kind = bottom.input_kind(spec)
     if name in BOTTOM_MODELS and kind not in _takes(BOTTOM_MODELS[name]):
         able = [key for key, model in BOTTOM_MODELS.items() if kind in _takes(model)]
-        raise ConfigError(
-            f"bottom model '{name}' cannot take {spec}; models for features of kind "
-            f"'{kind}': {', '.join(sorted(able))}"
-        )
+        fitting = f"models for features of kind '{kind}': {', '.join(sorted(able))}"
+        raise ConfigError(f"bottom model '{name}' cannot take {spec}; {fitting}")
     return build_from_spec("bottom model", text, BOTTOM_MODELS, spec, width)
 
 
