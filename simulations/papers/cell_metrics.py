@@ -166,12 +166,10 @@ def decisions(run: Found, split: Literal["train", "test"] = "test") -> float:
     """Return the AUC of decisions at 0.5, which is the balanced accuracy."""
     from sklearn.metrics import roc_auc_score
 
-    names = capture.PREDICTION, capture.LABEL
+    names = [capture.PREDICTION, capture.LABEL]
     if split == "train":
-        names = (
-            f"{capture.GRADIENT_PREDICTION}/passive-1",
-            f"{capture.GRADIENT_LABEL}/passive-1",
-        )
+        parts = capture.GRADIENT_PREDICTION, capture.GRADIENT_LABEL
+        names = [f"{part}/passive-1" for part in parts]
     predictions, labels = _kept(run, *names)
     return float(roc_auc_score(labels, predictions.reshape(-1) > 0.5))
 

@@ -219,7 +219,8 @@ def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
 
 def _config(layers: Sequence[Mapping[str, Any]]) -> RunConfig:
     """Return the settings of several layers, the last one on top, with names filled."""
-    settings, let = {}, {}
+    settings: dict[str, Any] = {}
+    let: dict[str, Any] = {}
     for layer in layers:
         let |= layer.get("let", {})
         settings |= {k: v for k, v in layer.items() if k not in _NO_SETTINGS}

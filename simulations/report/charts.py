@@ -40,7 +40,8 @@ _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
 # A text mark beside its point, from the columns of `labels_beside`.
-BESIDE = {"dy": alt.expr("datum.down"), "dx": alt.expr("datum.side * 9")}
+BESIDE: dict[str, Any] = {"dy": alt.expr("datum.down")}
+BESIDE["dx"] = alt.expr("datum.side * 9")
 BESIDE["align"] = alt.expr("datum.side ? datum.side < 0 ? 'right' : 'left' : 'center'")
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 TEMPLATES = Path(__file__).with_name("templates")
@@ -116,8 +117,9 @@ class Look:
         short = longest <= _SHORT or len(self.names) > _MANY
         size = {"columns": 2 if short else 1, "labelLimit": 140 if short else 280}
         shown = alt.Legend(**{**_LEGEND, **size, **legend})
-        channel = {"title": None, "scale": self._scale(values), "legend": shown}
-        return alt.Color(f"{field or self.field}:N", **channel)
+        scale = self._scale(values)
+        name = f"{field or self.field}:N"
+        return alt.Color(name, title=None, scale=scale, legend=shown)
 
     def shape(self) -> alt.Shape:
         """Return the shape channel of points."""

@@ -27,11 +27,9 @@ from .charts import Axis, Figure, Look, line_chart
 from .data import SEED, Report, short_party
 from .tables import Table, calibration_table
 
-_POINTS = 40  # of one line
+_POINTS, _ROWS, _BINS = 40, 500, 10  # of a line, a picture and a calibration
 _TICKS = 10  # as many whole numbers have a tick each
 _LOG = 8.0  # a logarithmic axis from this ratio of the ends on
-_ROWS = 500  # of one picture of kept rows
-_BINS = 10
 Floats = NDArray[Any]
 Picture = tuple[str, pd.DataFrame, Axis, Axis]
 
@@ -340,7 +338,8 @@ def calibration(captures: Sequence[Arrays]) -> tuple[pd.DataFrame, float, int] |
         return None
     predictions = np.concatenate([a[kept.PREDICTION] for a in found]).astype(np.float64)
     labels = np.concatenate([a[kept.LABEL] for a in found]).astype(np.int64)
-    error = adaptive_calibration_error(*map(torch.from_numpy, (predictions, labels)))
+    truth = torch.from_numpy(labels)
+    error = adaptive_calibration_error(torch.from_numpy(predictions), truth)
     hits, predicted = labels == 1, predictions
     if predictions.ndim > 1:
         hits = predictions.argmax(axis=1) == labels

@@ -198,7 +198,8 @@ def cells(study: Study, stage: str = REPORTED) -> pd.DataFrame:
     without = plain.set_index(["dataset", "seed"])["utility"].rename("utility_none")
     whole = whole.join(without, on=["dataset", "seed"])
     whole = whole.dropna(subset=["utility", "utility_none"])
-    whole = whole.sort_values(RUN, key=labels.index.get_indexer, kind="stable")
+    places = {key: place for place, key in enumerate(labels.index)}
+    whole = whole.sort_values(RUN, key=lambda run: run.map(places), kind="stable")
     score = dcs(whole["leak"], whole["utility"], whole["utility_none"])
     return whole.assign(dcs=score)[COLUMNS].reset_index(drop=True)
 
@@ -235,8 +236,8 @@ def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
     strongest = by_attack.groupby(_METHOD, sort=False).idxmax().str[-1]
     names = {n: (n, "mean") for n in ("dcs", "leak", "utility", "utility_none")}
     failed = {"untrained": ("untrained", _reason)}
-    own = scored.groupby(_METHOD, sort=False)
-    own = own.agg(setting=("setting", "first"), **names, **failed)
+    grouped = scored.groupby(_METHOD, sort=False)
+    own = grouped.agg(setting=("setting", "first"), **names, **failed)
     own = own.join(largest).join(strongest.rename("largest_attack")).reset_index()
     shared = own[own["dataset"].isin(common_datasets(own))]
     numbers = {n: (n, "mean") for n in (*names, "largest_leak")}

@@ -1,7 +1,4 @@
-"""Utility, leakage and model completion of runs, as queries of their records.
-
-Every function takes what :func:`flower_vfl.simulations.results.tables` returns.
-"""
+"""Utility, leakage and model completion of runs, as queries of ``results.tables``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A study: a folder of runs that differ in a few settings, and a table of them all.
 
 The folder holds ``study.json`` (what was to be run), ``runs/<key>/result.json`` (what
-each run found) and ``results.csv`` (one row for each finished run). A result is written
-whole or not at all, and a run that has one is not repeated: a study that was killed
-goes on where it was.
+each run found) and ``results.csv`` (one row for each finished run). A run that has a
+result is not repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The runs of a study: checked, then run one by one here or several at once on Ray.
-
-Beside them, what a run is compared with: a guess, and the label party alone.
-"""
+"""The runs of a study, here or on Ray; a guess and the label party alone."""
 
 import hashlib
 import json
@@ -178,8 +175,9 @@ def _ray(address: str, cpus: int) -> Iterator[Any]:
         yield ray
         return
     _be_quiet()
-    own = {} if address else {"include_dashboard": False, "num_cpus": cpus}
-    own |= {"log_to_driver": False, "logging_level": logging.ERROR}
+    own: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        own |= {"include_dashboard": False, "num_cpus": cpus}
     try:
         with interruptible():  # Ray crashes if its start is interrupted
             ray.init(address=address or "local", **own)

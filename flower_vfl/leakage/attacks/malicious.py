@@ -170,12 +170,14 @@ class MaliciousAdam(_Malicious):
 
     def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
         """Return the corrected mean gradient over the root of the mean square."""
-        first, second = group["betas"]
+        betas: tuple[float, float] = group["betas"]
+        first, second = betas
         if "step" not in state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(gradient)
             state["exp_avg_sq"] = torch.zeros_like(gradient)
-        count = state["step"] = state["step"] + 1
+        state["step"] += 1
+        count: int = state["step"]
         mean: Tensor = state["exp_avg"].lerp_(gradient, 1.0 - first)
         square: Tensor = state["exp_avg_sq"].mul_(second)
         square.addcmul_(gradient, gradient, value=1.0 - second)
