@@ -3,7 +3,6 @@
 https://arxiv.org/abs/2302.02245
 """
 
-from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -44,6 +43,7 @@ class AdversarialObjective(Objective):
     """An objective with a discriminator that ascends and a predictor that descends."""
 
     hides: ClassVar[bool] = True
+    predicts: ClassVar[str] = "generator"  # attribute with the network that descends
     discriminator: nn.Module
 
     def __init__(self, gamma: float, sigma: float, clip: float) -> None:
@@ -57,15 +57,10 @@ class AdversarialObjective(Objective):
         self._ascent: list[Optimizer] = []
         self._descent: list[Optimizer] = []
 
-    @property
-    @abstractmethod
-    def predictor(self) -> nn.Module:
-        """The network that predicts labels."""
-
     def configure(self, make: OptimizerFactory) -> None:
         """Create one optimizer for the discriminator and one for the predictor."""
         self._ascent = optimizers_of(self.discriminator, make)
-        self._descent = optimizers_of(self.predictor, make)
+        self._descent = optimizers_of(getattr(self, self.predicts), make)
         self.optimizers = self._ascent + self._descent
 
     def train_discriminator(
@@ -258,11 +253,6 @@ class GAFM(AdversarialObjective):
         self.known: Tensor
         self.register_buffer("means", torch.zeros(classes, columns))
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
-
-    @property
-    def predictor(self) -> nn.Module:
-        """The generator."""
-        return self.generator
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train discriminator and generator; return the parties' gradient."""

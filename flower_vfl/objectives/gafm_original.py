@@ -3,7 +3,7 @@
 https://openreview.net/forum?id=94bybXmOLz-
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +28,10 @@ class GAFMOriginal(AdversarialObjective):
     its weights are clipped, M descends L_recon (binary cross entropy or squared error),
     and the parties receive the gradient of γ·L_GAN + L_recon.
 
-    The paper prints L_GAN + γ·L_recon with γ = 300. With the mean over the rows the GAN
-    part is then hundreds of times smaller than the rest and nothing is protected; see
-    `literal`. Summed over N rows, as in the authors' later code, it is the default form
-    with a weight of N/γ: 10.7 on Spambase. GAFM gives no guarantee: gradients in order
-    of how near they are to the class means often still reveal every label.
+    The paper prints L_GAN + γ·L_recon with γ = 300 (`literal`), which protects nothing
+    if L_GAN is a mean over rows. Summed over N rows, as in the authors' later code, it
+    is the default form with a weight of N/γ. GAFM gives no guarantee: the order of
+    gradients by their distance from the class means often still reveals every label.
 
     Parameters
     ----------
@@ -65,6 +64,8 @@ class GAFMOriginal(AdversarialObjective):
     ['gan', 'recon']
     """
 
+    predicts: ClassVar[str] = "decoder"
+
     def __init__(
         self,
         task: Literal["binary", "regression"] = "binary",
@@ -89,11 +90,6 @@ class GAFMOriginal(AdversarialObjective):
         self.register_buffer("scale", torch.tensor(scale))
         self.decoder = nn.Linear(1, 1)
         self.discriminator = nn.Sequential(nn.Linear(1, 1), nn.LeakyReLU())
-
-    @property
-    def predictor(self) -> nn.Module:
-        """The decoder."""
-        return self.decoder
 
     def aggregate(self, embedding: Tensor) -> Tensor:
         """Return Ŷ (B, 1) of the summed columns."""

@@ -1,6 +1,6 @@
 """A reproduced table for people: in the terminal, as Markdown, as JSON."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -68,8 +68,9 @@ def show_experiment(experiment: Experiment, frame: pd.DataFrame, quick: bool) ->
         console.print(table)
     console.print("first line: our value; second line: the paper's value", style="dim")
     notes = [*_notes(experiment, cells, quick)]
-    if not quick:
-        notes += map(_sentence, claims_of(experiment, cells))
+    for claim in () if quick else claims_of(experiment, cells):
+        ours = f" Ours: {claim['ours']} ({claim['verdict']})."
+        notes.append(f"The paper: {claim['claim']}{ours if claim['verdict'] else ''}")
     notes += [f"Seeds: {_seeds(experiment, frame)}"]
     notes += [f"Time: {minutes_of(frame):.1f} minutes"]
     for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
@@ -128,11 +129,6 @@ def _printed(claim: Claim, experiment: Experiment) -> str:
     signed = [f"{sign} {limit:g}" for sign, limit in limits if limit is not None]
     checked = ", ".join(signed)
     return f"{own} ({checked})" if own and checked else own or checked
-
-
-def _sentence(claim: Mapping[str, Any]) -> str:
-    ours = f" Ours: {claim['ours']} ({claim['verdict']})." if claim["verdict"] else ""
-    return f"The paper: {claim['claim']}{ours}"
 
 
 def all_claims(saved: Saved | None = None) -> list[dict[str, Any]]:
