@@ -225,8 +225,9 @@ def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tenso
         wanted = count // classes + int(label < count % classes)
         found = order[labels[order] == label][:wanted]
         if len(found) < wanted:
-            problem = f"class {label} has {len(found)} training rows, not {wanted}"
-            raise ConfigError(f"{problem}; lower the number of auxiliary labels")
+            needed = f"{wanted} auxiliary labels of class {label} are needed"
+            rows = f"only {len(found)} rows have it; lower the number of labels"
+            raise ConfigError(f"{needed}, but {rows}")
         chosen.append(found)
     return torch.cat(chosen).sort().values
 

@@ -234,7 +234,7 @@ def class_numbers(labels: Tensor, classes: int) -> Tensor:
     outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
     if outside.any():
         count, first = int(outside.sum()), int(outside.nonzero()[0])
-        problem = f"{count} are not, the first in row {first}"
-        remedy = f"use whole numbers from 0 to {classes - 1}, or another objective"
-        raise ConfigError(f"labels must be class numbers; {problem}: {remedy}")
+        problem = f"{count} are no whole numbers from 0 to {classes - 1}"
+        where = f"the first in row {first}. Recode them, or choose another objective"
+        raise ConfigError(f"labels of {classes} classes: {problem}, {where}")
     return labels.float() if classes == 2 else labels.long()
