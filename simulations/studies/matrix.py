@@ -126,7 +126,7 @@ def fitting(grid: Grid, config: RunConfig) -> tuple[dict[str, Grid], dict[str, A
 def tuning_trials(
     parts: Mapping[str, Grid], config: RunConfig, seed: int
 ) -> list[Trial]:
-    """Return a run for each setting, unless a method has one only, and without any."""
+    """Return a run for each setting to tune, and one without a defense per dataset."""
     return [
         _trial(config, TUNING, dataset, name, setting, seed, part.tuning_attacks)
         for dataset, part in parts.items()
@@ -207,7 +207,8 @@ def cells(study: Study, stage: str = REPORTED) -> pd.DataFrame:
 def choose(study: Study) -> dict[tuple[str, str], str]:
     """Return the setting of each dataset and method with the best DCS when tuning.
 
-    One that did not train is taken only if none did; of equal ones, the first.
+    A setting that did not train is taken only if none of the method did; of settings
+    with the same DCS, the first of the grid.
     """
     found = cells(study, TUNING)
     labels = study.labels().loc[study.finished]

@@ -120,8 +120,8 @@ def tradeoff(study: Study) -> dict[str, Any]:
 def untrained(records: pd.DataFrame) -> pd.Series[str]:
     """Return why each run did not train; an empty text for one that did.
 
-    Its utility goes less than a tenth of the way from a guess to a perfect model, or
-    its loss at the end is not finite or more than ten times that of the first epoch.
+    A run did not train if its utility goes less than a tenth of the way from a guess to
+    a perfect model, or if its last loss is not finite or above ten times the first.
     """
     found = run_metrics.utilities(records)
     known = found["metric"].map(_GUESSES).astype("float64")
