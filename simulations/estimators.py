@@ -22,7 +22,7 @@ from flower_vfl.randomness import RandomState
 from flower_vfl.strategies.defenses.registry import Defense, DefenseLike
 from flower_vfl.strategies.fitting import fit
 
-from .models.layers import dense_layers
+from .models.bottom import dense_layers
 
 
 class VerticalEstimator(BaseEstimator):  # type: ignore[misc]

@@ -35,26 +35,10 @@ class Canaries:
     by a binomial one with p = e^ε/(1+e^ε), and ε follows at 99.9 % confidence (Clopper-
     Pearson). Cross-fitting would guess the first block too but is not valid: two folds
     that guess each other are right or wrong together by chance.
-
-    Parameters
-    ----------
-    rows : Tensor
-        Numbers of the rows, in an order that does not depend on `sides`.
-    sides : Tensor
-        0 or 1: which of two labels each was given, before any randomisation.
-
-    Examples
-    --------
-    >>> rows, sides = torch.arange(100), torch.arange(100) // 3 % 2
-    >>> sums = StaleGradients()
-    >>> sums.add(rows, sides.unsqueeze(1) - 0.5)
-    >>> found = Canaries(rows, sides).measure({"bank": sums}, step=1)
-    >>> {each.metric: round(each.value, 2) for each in found}
-    {'canary_auc': 1.0, 'canary_epsilon': 2.49, 'canary_auc_low': 0.92}
     """
 
-    rows: Tensor
-    sides: Tensor
+    rows: Tensor  # in an order that does not depend on the sides
+    sides: Tensor  # 0 or 1: which of two labels, before any randomisation
 
     def measure(
         self, parties: Mapping[str, StaleGradients], step: int
@@ -92,13 +76,7 @@ def _scores(seen: NDArray[np.float64], sides: NDArray[np.int64]) -> NDArray[np.f
 
 
 def epsilon_low(right: int, guesses: int) -> float:
-    """Return what ε is at least if so many guesses were right.
-
-    Examples
-    --------
-    >>> round(epsilon_low(900, 1000), 2), epsilon_low(500, 1000)
-    (1.88, 0.0)
-    """
+    """Return what ε is at least if so many guesses were right."""
     test = binomtest(right, guesses, alternative="greater")
     low = float(test.proportion_ci(_CONFIDENCE).low)
     return max(0.0, math.log(low / (1.0 - low))) if low > 0.0 else 0.0

@@ -3,11 +3,8 @@
 Fu et al., USENIX Security 2022; LADSG repeats it (table 4). After training, a passive
 party puts a small head on its own bottom model. It trains the head, or both, with
 MixMatch on a few auxiliary labels and all of its unlabelled rows. The completed model
-then predicts the label of any row from this party's features alone.
-
-A number of success says little by itself: the party could have trained a model on its
-auxiliary labels without taking part in anything. Every result therefore holds the
-success of that model too.
+then predicts the label of any row from this party's features alone. The baseline is a
+model that the party trains on its auxiliary labels without taking part in anything.
 
 Decisions, where the paper leaves something open:
 
@@ -34,25 +31,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, check_name, require
-from flower_vfl.objectives.base import class_numbers
+from flower_vfl.objectives.base import class_numbers, descend
 from flower_vfl.parties.base import Features, as_tensors
 from flower_vfl.randomness import RandomState, derive_seed
 
-from .mixmatch import (
-    Augment,
-    CompletedModel,
-    Inputs,
-    Scores,
-    augmentation,
-    auxiliary_rows,
-    completion_scores,
-    cycle,
-    mixmatch_losses,
-    outputs,
-    predict,
-    reinitialise,
-    update_average,
-)
+from . import mixmatch
+from .mixmatch import Augment, CompletedModel, Inputs, Scores, augmentation
 
 Metric = Literal["auto", "accuracy", "top5", "f1", "auc"]
 _MANY_CLASSES = 100  # LADSG: top-5 for CIFAR-100, top-1 for ten classes
@@ -64,10 +48,8 @@ class CompletionResult:
 
     Parameters
     ----------
-    metric : str
-        The metric that success is measured in.
-    seed : int
-        Seed of the attack.
+    metric, seed : str, int
+        The metric that success is measured in, and the seed of the attack.
     rows : tuple[int, ...]
         Training rows whose labels the attacker was given.
     train, test : dict[str, float] | None
@@ -124,25 +106,20 @@ class ModelCompletion:
         30 of BHI; its abstract and Fu et al. have 40 for CIFAR-10.
     steps : int (default: 5120)
         Training steps; the released code takes 5 × 1024 for CIFAR-10.
-    temperature : float (default: 0.8)
-        T, sharpens guessed labels.
-    alpha : float (default: 0.75)
-        α of the mixing weights.
+    temperature, alpha : float (default: 0.8, 0.75)
+        T, which sharpens guessed labels, and α of the mixing weights.
     lambda_u : float (default: 50.0)
         Weight of the unlabelled loss at the end of its linear ramp over all steps. With
         two classes 50 lets the model believe its own guesses until it predicts one
         class for all rows (Spambase, credit default); 5 did not.
     ema : float (default: 0.999)
         Decay of the moving average of the weights, which is what predicts.
-    lr : float (default: 2e-3)
-        Learning rate of Adam.
-    batch_size : int (default: 32)
-        Rows of a labelled and of an unlabelled batch.
+    lr, batch_size : float, int (default: 2e-3, 32)
+        Learning rate of Adam; rows of a labelled and of an unlabelled batch.
     augmentations : int (default: 2)
         Augmentations of an unlabelled row.
     head : tuple[int, ...] (default: ())
-        Width of further layers of the head; the last one with the logits is always
-        there.
+        Widths of the layers of the head before that of the logits.
     freeze_bottom : bool (default: False)
         Whether only the head is trained; the baselines train everything all the same.
         So in LADSG, equation 3, and in the released code for Criteo. It was the
@@ -189,7 +166,6 @@ class ModelCompletion:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
         least = {"labels": 2, "steps": 1, "batch_size": 2, "augmentations": 1}
         least |= dict.fromkeys(("alpha", "lambda_u", "shift", "noise"), 0)
         for name, value in least.items():
@@ -217,19 +193,14 @@ class ModelCompletion:
 
         Parameters
         ----------
-        bottom : nn.Module
-            The party's trained bottom model; it is copied and left alone.
-        inputs : Features
-            The party's own features of the training rows, as the model takes them.
-        labels : Tensor
-            The label of each training row: to pick the auxiliary ones, and to score.
-        classes : int
-            Number of classes.
+        bottom, inputs : nn.Module, Features
+            The party's trained bottom model, which is copied, and its training rows.
+        labels, classes : Tensor, int
+            Labels of these rows, to pick auxiliary ones and to score; how many classes.
         test_inputs, test_labels : Features | None, Tensor | None (default: None)
             Rows that nobody trained on, to score.
         fresh : Callable[[], nn.Module] | None (default: None)
-            Makes an untrained bottom model for the baselines; None takes
-            :func:`reinitialise`.
+            Makes an untrained bottom model for the baselines; None draws new weights.
         augment : Augment | None (default: None)
             Takes and returns a batch of inputs; None fits it to them.
         """
@@ -239,14 +210,14 @@ class ModelCompletion:
         asked = None
         if held and test_labels is not None:
             asked = _class_numbers(test_labels, classes, held)
-        known = auxiliary_rows(truth, classes, self.labels, self.seed)
+        known = mixmatch.auxiliary_rows(truth, classes, self.labels, self.seed)
         rest = torch.ones_like(truth).index_fill(0, known, 0).nonzero()[:, 0]
         if len(rest) < 2:
             raise ConfigError(f"{self.labels} auxiliary labels leave nothing to infer")
         change = augment or augmentation(rows, self.shift, self.flip, self.noise)
         data = _Data(rows, truth, classes, known, rest, held, asked, change)
         trained: Callable[[], nn.Module] = partial(copy.deepcopy, bottom)
-        untrained = fresh or partial(reinitialise, bottom)
+        untrained = fresh or partial(mixmatch.reinitialise, bottom)
         baseline = self._attempt("baseline", untrained, data, semi=False)
         if self.freeze_bottom and not self.mix_inputs and augment is None:
             data, trained = data.embedded(trained(), self.noise), nn.Identity
@@ -269,19 +240,20 @@ class ModelCompletion:
                 width = bottom(*data.take(data.known)).flatten(1).shape[1]
             model = CompletedModel(bottom, width, data.classes, self.head, freeze)
             average = self._train(model.to(device), data, semi)
-            guesses = predict(average, data.take(data.rest))
-            train = completion_scores(guesses, data.truth[data.rest])
+            guesses = mixmatch.predict(average, data.take(data.rest))
+            train = mixmatch.completion_scores(guesses, data.truth[data.rest])
             if data.asked is None:
                 return train, None
-            return train, completion_scores(predict(average, data.held), data.asked)
+            guesses = mixmatch.predict(average, data.held)
+            return train, mixmatch.completion_scores(guesses, data.asked)
 
     def _train(self, model: CompletedModel, data: _Data, semi: bool) -> nn.Module:
         """Train with MixMatch, or on the auxiliary labels alone; return the average."""
         average = copy.deepcopy(model)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=self.lr)
-        known = cycle(data.known, self.batch_size)
-        rest = cycle(data.rest, self.batch_size)
+        known = mixmatch.cycle(data.known, self.batch_size)
+        rest = mixmatch.cycle(data.rest, self.batch_size)
         model.train()
         for step in range(1, self.steps + 1):
             rows = next(known)
@@ -291,23 +263,20 @@ class ModelCompletion:
                 chosen = data.take(next(rest))
                 views = [data.augment(chosen) for _ in range(self.augmentations)]
                 settings = self.temperature, self.alpha, self.mix_inputs
-                sure, unsure = mixmatch_losses(
+                sure, unsure = mixmatch.mixmatch_losses(
                     model.embed, model.head, labelled, targets, views, *settings
                 )
                 loss = sure + self.lambda_u * (step / self.steps) * unsure
             else:
                 loss = F.cross_entropy(model(*labelled), targets)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            update_average(average, model, self.ema, step)
+            descend([optimizer], loss)
+            mixmatch.update_average(average, model, self.ema, step)
         return average
 
     def _metric(self, classes: int) -> str:
         if self.metric == "auto":
-            if classes == 2:
-                return "f1"
-            return "top5" if classes >= _MANY_CLASSES else "accuracy"
+            many = "top5" if classes >= _MANY_CLASSES else "accuracy"
+            return "f1" if classes == 2 else many
         known = {"accuracy"} | ({"f1", "auc"} if classes == 2 else set())
         known |= {"top5"} if classes > 5 else set()
         check_name(f"metric for {classes} classes", self.metric, known)
@@ -333,11 +302,10 @@ class _Data:
     def embedded(self, bottom: nn.Module, noise: float) -> _Data:
         """Return the same data with a bottom model's outputs as its rows."""
         bottom = bottom.to(self.truth.device)
-        rows = (outputs(bottom, self.rows),)
-        held = (outputs(bottom, self.held),) if self.held else ()
-        return replace(
-            self, rows=rows, held=held, augment=augmentation(rows, noise=noise)
-        )
+        rows = (mixmatch.outputs(bottom, self.rows),)
+        held = (mixmatch.outputs(bottom, self.held),) if self.held else ()
+        change = augmentation(rows, noise=noise)
+        return replace(self, rows=rows, held=held, augment=change)
 
 
 def _class_numbers(labels: Tensor, classes: int, inputs: Inputs) -> Tensor:

@@ -2,8 +2,7 @@
 
 Berthelot et al., NeurIPS 2019, https://arxiv.org/abs/1905.02249: the parts that model
 completion is made of, as functions of tensors, and the model that it trains. Random
-numbers come from torch's global generators; seed them (or use
-:class:`flower_vfl.randomness.RandomState`).
+numbers come from torch's global generators.
 """
 
 import copy
@@ -70,11 +69,9 @@ def mixmatch_losses(
     alpha: float,
     mix_inputs: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of the labelled and of the unlabelled rows of one step.
+    """Return cross entropy of labelled and squared error of unlabelled rows of a step.
 
-    These are the cross entropy and the squared error of the probabilities. All rows go
-    through the model in one pass, so that a batch norm sees labelled and unlabelled
-    ones together and there is nothing to interleave.
+    All rows go through the model in one pass, so that a batch norm sees them together.
     """
     with torch.no_grad():
         guesses = torch.stack([head(embed(*view)) for view in views])
@@ -101,9 +98,8 @@ def update_average(
 ) -> None:
     """Take one step of the exponential moving average of weights and buffers.
 
-    The average has Adam's bias correction: it is the weighted mean of the models since
-    step 1 and does not hold on to the first weights. With a decay of .999 those would
-    otherwise still have a third of the weight after 1000 steps.
+    With Adam's bias correction: otherwise, with a decay of .999, the first weights
+    would still have a third of the weight after 1000 steps.
     """
     share = (1.0 - decay) / (1.0 - decay**step)
     current = model.state_dict()
@@ -161,15 +157,11 @@ def augmentation(
     """Return the augmentation that fits a party's inputs.
 
     Images (four dimensions) are shifted; other floats get Gaussian noise that is small
-    beside the spread of their column; integer codes stay as they are, since another
-    code would be another fact.
+    beside the spread of their column; integer codes stay as they are.
     """
-    spreads = [
-        part.std(dim=0, unbiased=False)
-        if part.is_floating_point() and part.dim() != 4
-        else None
-        for part in inputs
-    ]
+    noisy = [part.is_floating_point() and part.dim() != 4 for part in inputs]
+    both = zip(inputs, noisy, strict=True)
+    spreads = [part.std(dim=0, unbiased=False) if own else None for part, own in both]
 
     def augment(batch: Inputs) -> Inputs:
         parts = []
@@ -233,10 +225,9 @@ def auxiliary_rows(labels: Tensor, classes: int, count: int, seed: int) -> Tenso
         wanted = count // classes + int(label < count % classes)
         found = order[labels[order] == label][:wanted]
         if len(found) < wanted:
-            raise ConfigError(
-                f"{wanted} auxiliary labels of class {label} are needed, but only "
-                f"{len(found)} training rows have it; lower the number of labels"
-            )
+            needed = f"{wanted} auxiliary labels of class {label} are needed"
+            rows = f"only {len(found)} rows have it; lower the number of labels"
+            raise ConfigError(f"{needed}, but {rows}")
         chosen.append(found)
     return torch.cat(chosen).sort().values
 
@@ -261,8 +252,6 @@ def reinitialise(module: nn.Module) -> nn.Module:
         if callable(reset):
             reset()
         elif next(part.parameters(recurse=False), None) is not None:
-            raise ConfigError(
-                f"layer '{name}' ({type(part).__name__}) has no reset_parameters; give "
-                "the attack an untrained bottom model with fresh="
-            )
+            layer = f"layer '{name}' ({type(part).__name__}) has no reset_parameters"
+            raise ConfigError(f"{layer}; give an untrained bottom model with fresh=")
     return fresh

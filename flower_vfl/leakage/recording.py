@@ -116,14 +116,8 @@ class Recorder:
         assert batch.labels is not None  # required
         if batch.step <= self._steps.get(batch.party, 0):
             return gradient  # sent again
-        self.add(
-            gradient,
-            batch.labels,
-            row=batch.rows,
-            step=batch.step,
-            party=batch.party,
-            embedding=batch.embedding,
-        )
+        known = {"row": batch.rows, "embedding": batch.embedding}
+        self.add(gradient, batch.labels, step=batch.step, party=batch.party, **known)
         return gradient
 
     def save(self) -> None:
@@ -145,9 +139,7 @@ class Recorder:
         """Make the folder; refuse one that holds a recording."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if any(found for pattern in _PATTERNS for found in self.folder.glob(pattern)):
-            raise ConfigError(
-                f"'{self.folder}' holds a recording already; choose another folder"
-            )
+            raise ConfigError(f"'{self.folder}' holds a recording already; use another")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last step of each party; what was recorded is in files."""
@@ -160,11 +152,9 @@ class Recorder:
 
 
 def _host(values: ArrayLike | Tensor) -> Array:
-    return (
-        values.detach().cpu().numpy()
-        if isinstance(values, Tensor)
-        else np.array(values)
-    )
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return np.array(values)
 
 
 @dataclass(frozen=True)
@@ -183,9 +173,8 @@ class Recording:
         found: dict[int, dict[str, dict[str, Tensor]]] = {}
         for party, own in self.parties.items():
             steps, starts = np.unique(own["step"], return_index=True)
-            for step, rows in zip(
-                steps, np.split(np.arange(len(own["step"])), starts[1:]), strict=True
-            ):
+            parts = np.split(np.arange(len(own["step"])), starts[1:])
+            for step, rows in zip(steps, parts, strict=True):
                 batch = {n: torch.from_numpy(part[rows]) for n, part in own.items()}
                 found.setdefault(int(step), {})[party] = batch
         yield from sorted(found.items())
@@ -214,8 +203,11 @@ def read_recording(path: str | Path) -> Recording:
         raise ConfigError(f"'{path}' is no .npz or Parquet file, and no folder of them")
     parts: dict[str, list[dict[str, Array]]] = {}
     for file in files:
-        for party, own in _by_party(_read(file), file):
-            parts.setdefault(party, []).append(own)
+        found = _read(file)
+        named = found.pop(PARTY, np.array(ONE_PARTY))
+        for party in np.unique(named):
+            own = found if named.ndim == 0 else _of(found, named == party)
+            parts.setdefault(str(party), []).append(own)
     return Recording({party: _whole(party, own) for party, own in parts.items()})
 
 
@@ -238,17 +230,12 @@ def _read(file: Path) -> dict[str, Array]:
     for name, part in found.items():
         if name == PARTY and part.ndim == 0:
             continue
+        where, numeric = f"'{file}': '{name}' has", part.dtype.kind in "biuf"
         if part.ndim == 0 or len(part) != rows:
             size = "a single value" if part.ndim == 0 else f"{len(part)} rows"
-            raise ConfigError(
-                f"'{file}': '{name}' has {size}, the gradient {rows} rows"
-            )
-        if name == PARTY:
-            continue
-        if part.dtype.kind not in "biuf" or not np.isfinite(part).all():
-            raise ConfigError(
-                f"'{file}': '{name}' has values that are no finite numbers"
-            )
+            raise ConfigError(f"{where} {size}, the gradient {rows} rows")
+        if name != PARTY and not (numeric and np.isfinite(part).all()):
+            raise ConfigError(f"{where} values that are no finite numbers")
     for name in found.keys() & {*MATRICES}:
         found[name] = found[name].reshape(rows, -1).astype(np.float32)
     for name in found.keys() & {"row", "step"}:
@@ -259,9 +246,8 @@ def _read(file: Path) -> dict[str, Array]:
 def _from_table(table: pd.DataFrame) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name in table.columns.str.replace(r"_\d+$", "", regex=True).unique():
-        own = [
-            c for c in map(str, table) if re.fullmatch(rf"{re.escape(name)}(_\d+)?", c)
-        ]
+        pattern = re.compile(rf"{re.escape(name)}(_\d+)?")
+        own = [column for column in map(str, table) if pattern.fullmatch(column)]
         own.sort(key=lambda column: (len(column), column))
         values = table[own].to_numpy()
         if name in MATRICES and own == [name]:
@@ -270,16 +256,8 @@ def _from_table(table: pd.DataFrame) -> dict[str, Array]:
     return found
 
 
-def _by_party(
-    found: dict[str, Array], file: Path
-) -> Iterator[tuple[str, dict[str, Array]]]:
-    """Yield the arrays of each party of a file."""
-    party = found.pop(PARTY, np.array(ONE_PARTY))
-    if party.ndim == 0:
-        yield str(party), found
-        return
-    for name in np.unique(party):
-        yield str(name), {n: part[party == name] for n, part in found.items()}
+def _of(found: Mapping[str, Array], rows: Array) -> dict[str, Array]:
+    return {name: part[rows] for name, part in found.items()}
 
 
 def _whole(party: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
@@ -293,8 +271,7 @@ def _whole(party: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
     rows = pd.Series(found.get("row", np.arange(len(found["label"]))))
     if "step" not in found:
         found["step"] = rows.groupby(rows).cumcount().to_numpy() + 1
-    order = np.argsort(found["step"], kind="stable")
-    found = {name: part[order] for name, part in found.items()}
+    found = _of(found, np.argsort(found["step"], kind="stable"))
     if "row" not in found:
         found["row"] = _rows(found["step"], found["label"])
     return found

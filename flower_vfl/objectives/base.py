@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, require
 from flower_vfl.randomness import Noise
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ class Outcome:
 
     Parameters
     ----------
-    loss : Tensor
-        The loss of the batch.
-    gradient : Tensor
-        Gradient of the loss with respect to the joined embedding.
+    loss, gradient : Tensor
+        The loss of the batch, and its gradient with respect to the joined embedding.
     metrics : dict[str, float] (default: {})
         Further training metrics.
 
@@ -49,11 +47,6 @@ class Outcome:
 def clear_gradients(optimizer: Optimizer) -> None:
     """Clear gradients like ``optimizer.zero_grad()``, without its profiling hooks.
 
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The optimizer.
-
     Examples
     --------
     >>> from flower_vfl.objectives import clear_gradients
@@ -66,6 +59,17 @@ def clear_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def descend(
+    optimizers: list[Optimizer], loss: Tensor, inputs: list[nn.Parameter] | None = None
+) -> None:
+    """Take one step of each optimizer down a loss, with gradients for `inputs` only."""
+    for optimizer in optimizers:
+        clear_gradients(optimizer)
+    loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def optimizers_of(module: nn.Module, make: OptimizerFactory) -> list[Optimizer]:
@@ -123,6 +127,10 @@ class Objective(nn.Module, ABC):
         # Which of `label_losses` it takes; the label party sets it.
         self.label_loss = "plain"
 
+    def own_noise(self) -> Noise:
+        """Return the label party's secret numbers, or torch's outside of a party."""
+        return self.noise or Noise(int(torch.randint(2**62, (1,))))
+
     def configure(self, make: OptimizerFactory) -> None:
         """Create the optimizers; one over all parameters unless a subclass differs."""
         self.optimizers = optimizers_of(self, make)
@@ -130,18 +138,11 @@ class Objective(nn.Module, ABC):
     def prepare(
         self, features: Sequence[Tensor], labels: Tensor, training: Tensor
     ) -> None:
-        """Store the label party's data before the first step, if it is needed.
-
-        Training on it must wait for a step: a party that restarts during a run calls
-        this again.
-        """
+        """Store the label party's data; also called when a party restarts in a run."""
 
     @abstractmethod
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Train the own modules on one batch and return the embedding's gradient.
-
-        The joined embedding is a leaf that requires a gradient.
-        """
+        """Train on a batch; the joined embedding is a leaf that requires a gradient."""
 
     @abstractmethod
     def predict(self, embedding: Tensor) -> Tensor:
@@ -210,18 +211,15 @@ def one_column(output: Tensor, task: str) -> Tensor:
         return output[:, 0]
     if output.dim() == 1:
         return output
-    raise ConfigError(
-        f"a top model for a {task} task must have one output column, got the shape "
-        f"{tuple(output.shape)}; end it in nn.Linear(..., 1)"
-    )
+    problem = f"one output column, got the shape {tuple(output.shape)}"
+    remedy = "end it in nn.Linear(..., 1)"
+    raise ConfigError(f"a top model for a {task} task must have {problem}; {remedy}")
 
 
 def finite_numbers(labels: Tensor) -> Tensor:
     """Return labels that are one finite number per row; refuse any other."""
-    if labels.dim() != 1:
-        raise ConfigError(
-            f"labels must be one number per row, got the shape {tuple(labels.shape)}"
-        )
+    shape = f"the shape {tuple(labels.shape)}"
+    require(labels.dim() == 1, "labels", "one number per row", shape)
     bad = int((~torch.isfinite(labels.double())).sum())
     if bad:
         raise ConfigError(
@@ -235,10 +233,8 @@ def class_numbers(labels: Tensor, classes: int) -> Tensor:
     labels = finite_numbers(labels)
     outside = (labels < 0) | (labels > classes - 1) | (labels != labels.long())
     if outside.any():
-        raise ConfigError(
-            f"labels of a task with {classes} classes must be whole numbers "
-            f"from 0 to {classes - 1}; {int(outside.sum())} are not, the first in row "
-            f"{int(outside.nonzero()[0])}. Recode them, or choose the objective that "
-            "fits"
-        )
+        count, first = int(outside.sum()), int(outside.nonzero()[0])
+        problem = f"{count} are no whole numbers from 0 to {classes - 1}"
+        where = f"the first in row {first}. Recode them, or choose another objective"
+        raise ConfigError(f"labels of {classes} classes: {problem}, {where}")
     return labels.float() if classes == 2 else labels.long()

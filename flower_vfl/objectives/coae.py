@@ -13,35 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flower_vfl.errors import require
-from flower_vfl.randomness import Noise
 
-from .base import OptimizerFactory, Outcome, optimizers_of
+from .base import OptimizerFactory, Outcome, descend, optimizers_of
 from .cross_entropy import CrossEntropy
 
 _HIDDEN, _STEPS, _RATE = 32, 600, 0.01  # of the autoencoder
 
 
 def confusion_loss(soft: Tensor, decoded: Tensor, weight: float) -> Tensor:
-    """Return the loss of an autoencoder of one-hot labels, one row for each class.
-
-    The cross entropy of what is decoded, minus `weight` times the entropy of the soft
-    labels.
-
-    Parameters
-    ----------
-    soft : Tensor
-        Soft labels, one row of probabilities for each class.
-    decoded : Tensor
-        Logits of the decoder for them.
-    weight : float
-        λ: how much confusion is wanted.
-
-    Examples
-    --------
-    >>> soft, decoded = torch.full((2, 2), 0.5), torch.zeros(2, 2)
-    >>> round(confusion_loss(soft, decoded, weight=1.0).item(), 6)
-    0.0
-    """
+    """Return the cross entropy of the decoder minus λ times the labels' entropy."""
     right = F.cross_entropy(decoded, torch.arange(len(soft), device=soft.device))
     entropy = -(soft * soft.clamp_min(1e-12).log()).sum(dim=1).mean()
     return right - weight * entropy
@@ -81,10 +61,9 @@ class CoAE(CrossEntropy):
         super().__init__(top, classes)
         require(weight >= 0.0, "weight", "at least 0", weight)
         self.weight = weight
+        sizes = (classes, _HIDDEN), (_HIDDEN, classes)
         self.encoder, self.decoder = (
-            nn.Sequential(
-                nn.Linear(classes, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, classes)
-            )
+            nn.Sequential(nn.Linear(*sizes[0]), nn.ReLU(), nn.Linear(*sizes[1]))
             for _ in range(2)
         )
         self.trained: Tensor
@@ -96,13 +75,11 @@ class CoAE(CrossEntropy):
 
     def soft_labels(self) -> Tensor:
         """Return the soft label of each class, one row each."""
-        device = next(self.encoder.parameters()).device
-        return torch.softmax(
-            self.encoder(torch.eye(self.classes, device=device)), dim=1
-        )
+        classes = torch.eye(self.classes, device=self.trained.device)
+        return torch.softmax(self.encoder(classes), dim=1)
 
     def _train_autoencoder(self) -> None:
-        stream = self.noise or Noise(int(torch.randint(2**62, (1,))))
+        stream = self.own_noise()
         parameters = [*self.encoder.parameters(), *self.decoder.parameters()]
         with torch.no_grad():  # nobody else knows which class has which soft label
             for weight in parameters:
@@ -112,10 +89,7 @@ class CoAE(CrossEntropy):
         optimizer = torch.optim.Adam(parameters, _RATE)
         for _ in range(_STEPS):
             soft = self.soft_labels()
-            loss = confusion_loss(soft, self.decoder(soft), self.weight)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend([optimizer], confusion_loss(soft, self.decoder(soft), self.weight))
         self.trained.fill_(True)
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:

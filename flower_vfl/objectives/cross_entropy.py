@@ -47,10 +47,9 @@ class CrossEntropy(TopModelObjective):
         if self.task == "binary":
             return one_column(output, self.task)
         if output.dim() != 2 or output.shape[1] != self.classes:
-            raise ConfigError(
-                f"a top model for {self.classes} classes must have as many output "
-                f"columns, got the shape {tuple(output.shape)}"
-            )
+            classes, shape = f"{self.classes} classes", tuple(output.shape)
+            problem = f"must have as many output columns, got the shape {shape}"
+            raise ConfigError(f"a top model for {classes} {problem}")
         return output
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:

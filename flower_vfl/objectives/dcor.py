@@ -9,24 +9,12 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import require
 
-from .base import Outcome, clear_gradients
+from .base import Outcome, descend
 from .cross_entropy import CrossEntropy
 
 
 def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Return the distance correlation of two sets of rows, from 0 to 1.
-
-    Parameters
-    ----------
-    x, y : Tensor
-        One row per example.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[0.0], [1.0], [2.0]])
-    >>> distance_correlation(x, 3 * x + 1).item()
-    1.0
-    """
+    """Return the distance correlation of two sets of rows, from 0 to 1."""
     centered = []
     for rows in (x, y):
         distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -45,14 +33,10 @@ class DistanceCorrelation(CrossEntropy):
 
     Parameters
     ----------
-    top : nn.Module
-        Takes the joined embedding and returns logits.
-    classes : int (default: 2)
+    top, classes : nn.Module, int (default: required, 2)
         As for :class:`CrossEntropy`.
-    alpha : float (default: 0.1)
-        Weight of the distance correlation.
-    parts : int (default: 1)
-        Number of embeddings of equal width in the joined one.
+    alpha, parts : float, int (default: 0.1, 1)
+        Weight α, and the number of embeddings of equal width in the joined one.
 
     Examples
     --------
@@ -74,8 +58,6 @@ class DistanceCorrelation(CrossEntropy):
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train the top model on one batch and return the embedding's gradient."""
-        for optimizer in self.optimizers:
-            clear_gradients(optimizer)
         received = embedding.clone()
         truth = F.one_hot(labels.long(), self.classes).to(embedding)
         found = [
@@ -85,8 +67,6 @@ class DistanceCorrelation(CrossEntropy):
         loss = self.loss(self.top(received), labels)
         total = loss + self.alpha * torch.stack(found).log().sum()
         (gradient,) = torch.autograd.grad(total, embedding, retain_graph=True)
-        loss.backward(inputs=list(self.top.parameters()))  # type: ignore[no-untyped-call]
-        for optimizer in self.optimizers:
-            optimizer.step()
+        descend(self.optimizers, loss, list(self.top.parameters()))
         largest = max(float(each.detach()) for each in found)
         return Outcome(total.detach(), gradient, {"distance_correlation": largest})

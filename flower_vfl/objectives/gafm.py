@@ -3,7 +3,6 @@
 https://arxiv.org/abs/2302.02245
 """
 
-from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -12,17 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flower_vfl.errors import ConfigError, check_name, require
-from flower_vfl.randomness import Noise
 
-from .base import (
-    Objective,
-    OptimizerFactory,
-    Outcome,
-    Task,
-    class_numbers,
-    clear_gradients,
-    optimizers_of,
-)
+from . import base
+from .base import Objective, OptimizerFactory, Outcome, Task, optimizers_of
 
 Parts = Literal["both", "gan", "ce"]
 _NEWEST = 0.1  # weight of the newest batch in the running class means
@@ -52,6 +43,7 @@ class AdversarialObjective(Objective):
     """An objective with a discriminator that ascends and a predictor that descends."""
 
     hides: ClassVar[bool] = True
+    predicts: ClassVar[str] = "generator"  # attribute with the network that descends
     discriminator: nn.Module
 
     def __init__(self, gamma: float, sigma: float, clip: float) -> None:
@@ -65,41 +57,27 @@ class AdversarialObjective(Objective):
         self._ascent: list[Optimizer] = []
         self._descent: list[Optimizer] = []
 
-    @property
-    @abstractmethod
-    def predictor(self) -> nn.Module:
-        """The network that predicts labels."""
-
     def configure(self, make: OptimizerFactory) -> None:
         """Create one optimizer for the discriminator and one for the predictor."""
         self._ascent = optimizers_of(self.discriminator, make)
-        self._descent = optimizers_of(self.predictor, make)
+        self._descent = optimizers_of(getattr(self, self.predicts), make)
         self.optimizers = self._ascent + self._descent
-
-    def own_noise(self) -> Noise:
-        """Return the label party's secret numbers, or torch's outside of a party."""
-        return self.noise or Noise(int(torch.randint(2**62, (1,))))
 
     def train_discriminator(
         self, real: Tensor, fake: Tensor, weights: Tensor | None = None, steps: int = 1
     ) -> None:
         """Take steps up the GAN loss and clamp the weights to [−clip, clip]."""
-        for optimizer in self._ascent * steps:
-            _descend(optimizer, -gan_loss(self.discriminator, real, fake, weights))
+        for _ in range(steps if self._ascent else 0):
+            loss = -gan_loss(self.discriminator, real, fake, weights)
+            base.descend(self._ascent, loss)
             with torch.no_grad():
                 for parameter in self.discriminator.parameters():
                     parameter.clamp_(-self.clip, self.clip)
 
     def train_predictor(self, loss: Tensor) -> None:
         """Take one step down a loss, unless nothing is to be trained."""
-        for optimizer in self._descent:
-            _descend(optimizer, loss)
-
-
-def _descend(optimizer: Optimizer, loss: Tensor) -> None:
-    clear_gradients(optimizer)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+        if self._descent:
+            base.descend(self._descent, loss)
 
 
 def randomized_response(labels: Tensor, shift: Tensor, classes: int = 2) -> Tensor:
@@ -165,10 +143,8 @@ def _network(width: int, hidden: int, columns: int) -> nn.Sequential:
 class ClassGenerator(nn.Module):
     """The generator of several classes: softmax of f's logits plus learned logits.
 
-    The GAN part knows only the distribution of the labels, which any order of the
-    classes fits. L_CE assigns f's columns to the classes, and with f's logits in its
-    output the generator follows that order from the start. One class stands for a
-    binary task: its columns are one logit.
+    Any order of classes fits L_GAN. With f's logits in its output the generator follows
+    the order of L_CE from the start. One class stands for a binary task.
     """
 
     def __init__(self, width: int, classes: int, hidden: int) -> None:
@@ -195,9 +171,8 @@ class GAFM(AdversarialObjective):
 
     Where the paper is open: the "1-layer" networks have one hidden layer here. The
     paper writes a sigmoid around f in L_CE, and its local models already end in one;
-    here there is one (see `squashed`). With several parties, aggregate by the mean. The
-    generator may learn a decreasing map, so the training labels orient its predictions,
-    by the running mean of its output in each class.
+    here there is one (see `squashed`). With several parties, aggregate by the mean.
+    The running mean of the generator's output in each class orients its predictions.
 
     More than two classes are our extension. The generator then ends in a softmax, and f
     must have a multiple of as many columns as there are classes. Ten classes need a
@@ -205,23 +180,16 @@ class GAFM(AdversarialObjective):
 
     Parameters
     ----------
-    width : int
-        Columns of the joined embedding.
-    classes : int (default: 2)
-        Number of classes.
+    width, classes : int (default: required, 2)
+        Columns of the joined embedding and number of classes.
     delta : float (default: 0.05)
         Δ, from 0 (L_CE does not depend on the labels) to 1 − 1/classes.
-    gamma : float (default: 1.0)
-        γ, the weight of the GAN part.
-    sigma : float (default: 0.01)
-        Standard deviation of the noise ε on the labels that the discriminator sees.
-    clip : float (default: 0.1)
-        Bound on the discriminator's weights.
-    hidden : int (default: 16)
-        Units of the hidden layer of generator and discriminator.
+    gamma, sigma : float (default: 1.0, 0.01)
+        γ, the weight of the GAN part, and the standard deviation of the noise ε.
+    clip, hidden : float, int (default: 0.1, 16)
+        Bound on the discriminator's weights; units of the networks' hidden layers.
     parts : {"both", "gan", "ce"} (default: "both")
-        Parts of the gradient that the parties receive; ``"gan"`` and ``"ce"`` are the
-        paper's ablations.
+        Parts of the gradient that the parties receive; two are the paper's ablations.
     squashed : bool (default: True)
         Whether the parties' models end in a sigmoid, as the paper's do on Spambase and
         IMDB. Ignored with more than two classes.
@@ -237,8 +205,7 @@ class GAFM(AdversarialObjective):
     Attributes
     ----------
     gradient_parts : dict[str, Tensor]
-        The two parts of the last gradient, ``"gan"`` (times γ) and ``"ce"``, for the
-        paper's Figure 2. They stay with the label party.
+        The parts ``"gan"`` (times γ) and ``"ce"`` of the last gradient (Figure 2).
 
     Examples
     --------
@@ -271,8 +238,7 @@ class GAFM(AdversarialObjective):
         self.task: Task = "binary" if classes == 2 else "multiclass"
         self.width, self.classes, self.hidden = width, classes, hidden
         self.delta, self.squashed, self.balanced = delta, squashed, balanced
-        self.parts: Parts = parts
-        self.released = released
+        self.parts, self.released = parts, released
         columns = 1 if classes == 2 else classes
         logits = columns if balanced else classes
         self.generator: nn.Module = ClassGenerator(width, logits, hidden)
@@ -288,14 +254,11 @@ class GAFM(AdversarialObjective):
         self.register_buffer("means", torch.zeros(classes, columns))
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
 
-    @property
-    def predictor(self) -> nn.Module:
-        """The generator."""
-        return self.generator
-
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train discriminator and generator; return the parties' gradient."""
-        clear = self._points(labels)
+        clear = labels.float().unsqueeze(1)  # as the discriminator takes them
+        if self.classes > 2:
+            clear = F.one_hot(labels.long(), self.classes).float()
         noise = self.own_noise()
         real = clear + self.sigma * noise.normal(clear.shape).to(clear)
         shift = self.delta * noise.uniform((len(clear),)).to(clear)
@@ -334,19 +297,11 @@ class GAFM(AdversarialObjective):
         metrics = {name: float(value.detach()) for name, value in numbers.items()}
         return Outcome((self.gamma * gan + ce).detach(), gradient.detach(), metrics)
 
-    def _points(self, labels: Tensor) -> Tensor:
-        """Return the labels as the discriminator takes them."""
-        if self.classes == 2:
-            return labels.float().unsqueeze(1)
-        return F.one_hot(labels.long(), self.classes).float()
-
     def _flat(self, embedding: Tensor) -> Tensor:
         flat = embedding.flatten(1)
         if flat.shape[1] != self.width:
-            raise ConfigError(
-                f"GAFM was made for {self.width} columns of the joined embedding and "
-                f"got {flat.shape[1]}; set width to the columns after aggregation"
-            )
+            problem = f"GAFM was made for {self.width} columns and got {flat.shape[1]}"
+            raise ConfigError(f"{problem}; set width to the columns after aggregation")
         return flat
 
     def _within(self, flat: Tensor) -> Tensor:
@@ -382,7 +337,7 @@ class GAFM(AdversarialObjective):
 
     def encode(self, labels: Tensor) -> Tensor:
         """Return float labels (binary) or class numbers (multi-class)."""
-        return class_numbers(labels, self.classes)
+        return base.class_numbers(labels, self.classes)
 
 
 def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> None:
@@ -390,10 +345,8 @@ def _check(width: int, classes: int, delta: float, hidden: int, parts: str) -> N
         require(value >= 1, name, "at least 1", value)
     require(classes >= 2, "classes", "at least 2", classes)
     if classes > 2 and width % classes:
-        raise ConfigError(
-            f"GAFM for {classes} classes needs an embedding of {classes} columns, or "
-            f"a multiple of them, got {width}; set the width of the cut layer"
-        )
+        problem = f"a multiple of {classes} columns, got {width}"
+        raise ConfigError(f"GAFM needs {problem}; set the width of the cut layer")
     most = 1.0 - 1.0 / classes
     allowed = f"from 0 to {most:g} for {classes} classes"
     require(0.0 <= delta <= most, "delta", allowed, delta)

@@ -3,7 +3,7 @@
 https://openreview.net/forum?id=94bybXmOLz-
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +28,10 @@ class GAFMOriginal(AdversarialObjective):
     its weights are clipped, M descends L_recon (binary cross entropy or squared error),
     and the parties receive the gradient of γ·L_GAN + L_recon.
 
-    The paper prints L_GAN + γ·L_recon with γ = 300. With the mean over the rows the GAN
-    part is then hundreds of times smaller than the rest and nothing is protected; see
-    `literal`. Summed over N rows, as in the authors' later code, it is the default form
-    with a weight of N/γ: 10.7 on Spambase. GAFM gives no guarantee: gradients in order
-    of how near they are to the class means often still reveal every label.
+    The paper prints L_GAN + γ·L_recon with γ = 300 (`literal`), which protects nothing
+    if L_GAN is a mean over rows. Summed over N rows, as in the authors' later code, it
+    is the default form with a weight of N/γ. GAFM gives no guarantee: the order of
+    gradients by their distance from the class means often still reveals every label.
 
     Parameters
     ----------
@@ -40,15 +39,13 @@ class GAFMOriginal(AdversarialObjective):
         Kind of labels.
     gamma : float | None (default: None)
         γ; None is 10. With `literal` None is the paper's 300, for a regression 800.
-    sigma : float (default: 1.0)
-        Standard deviation of the noise ε on the labels; the paper tries 0.25, 1 and 3.
-    clip : float (default: 0.01)
-        Bound on the discriminator's weights.
+    sigma, clip : float (default: 1.0, 0.01)
+        Standard deviation of the noise ε on the labels (the paper tries 0.25, 1 and 3)
+        and bound on the discriminator's weights.
     literal : bool (default: False)
         Put γ on L_recon, as the paper prints it.
     center, scale : float (default: 0.0, 1.0)
-        A regression learns ``(label - center) / scale``, as
-        :class:`MeanSquaredError` does.
+        As for :class:`MeanSquaredError`, for a regression.
 
     Attributes
     ----------
@@ -66,6 +63,8 @@ class GAFMOriginal(AdversarialObjective):
     >>> sorted(objective.gradient_parts)
     ['gan', 'recon']
     """
+
+    predicts: ClassVar[str] = "decoder"
 
     def __init__(
         self,
@@ -92,11 +91,6 @@ class GAFMOriginal(AdversarialObjective):
         self.decoder = nn.Linear(1, 1)
         self.discriminator = nn.Sequential(nn.Linear(1, 1), nn.LeakyReLU())
 
-    @property
-    def predictor(self) -> nn.Module:
-        """The decoder."""
-        return self.decoder
-
     def aggregate(self, embedding: Tensor) -> Tensor:
         """Return Ŷ (B, 1) of the summed columns."""
         summed = embedding.flatten(1).sum(dim=1, keepdim=True)
@@ -121,17 +115,13 @@ class GAFMOriginal(AdversarialObjective):
         gan = gan_loss(self.discriminator, real, made)
         recon = self.reconstruction(made, targets)
         on_gan, on_recon = (1.0, self.gamma) if self.literal else (self.gamma, 1.0)
-        parts = {
-            "gan": gradient_of(on_gan * gan, embedding),
-            "recon": gradient_of(on_recon * recon, embedding),
-        }
+        losses = {"gan": on_gan * gan, "recon": on_recon * recon}
+        parts = {name: gradient_of(loss, embedding) for name, loss in losses.items()}
         self.gradient_parts = parts
-        metrics = {
-            f"{name}_gradient": float(g.abs().mean()) for name, g in parts.items()
-        }
-        metrics["gan_loss"] = float(gan.detach())
-        metrics["recon_loss"] = float(recon.detach())
-        loss = (on_gan * gan + on_recon * recon).detach()
+        found = {f"{name}_gradient": part.abs().mean() for name, part in parts.items()}
+        found |= {"gan_loss": gan, "recon_loss": recon}
+        metrics = {name: float(value.detach()) for name, value in found.items()}
+        loss = (losses["gan"] + losses["recon"]).detach()
         return Outcome(loss, parts["gan"] + parts["recon"], metrics)
 
     def predict(self, embedding: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, check_name, require
 
-from .base import OptimizerFactory, Outcome, optimizers_of
+from .base import OptimizerFactory, Outcome, descend, optimizers_of
 from .cross_entropy import CrossEntropy
 
 FirstEpoch = Literal["vanilla", "silent"]
@@ -56,16 +56,11 @@ def train_teacher(
     teacher : nn.Module
         Called as ``teacher(*inputs)``; returns logits (B, C). A frozen teacher is not
         changed.
-    inputs : Sequence[Tensor]
-        One row per label.
-    labels : Tensor
-        Class numbers.
-    epochs : int (default: 50)
-        Passes over the rows, shuffled by torch's global generator.
-    batch_size : int (default: 128)
-        Rows of a batch; a last batch of one row is skipped.
-    lr : float (default: 5e-3)
-        Learning rate.
+    inputs, labels : Sequence[Tensor], Tensor
+        Tensors with one row per label, and class numbers.
+    epochs, batch_size, lr : int, int, float (default: 50, 128, 5e-3)
+        Passes over the rows, shuffled by torch's global generator; rows of a batch (a
+        last batch of one row is skipped); learning rate.
 
     Examples
     --------
@@ -86,27 +81,22 @@ def train_teacher(
         for rows in torch.split(order, batch_size):
             if len(rows) < 2 <= len(labels):  # too few for a batch norm
                 continue
-            optimizer.zero_grad()
             logits = teacher(*(part.index_select(0, rows) for part in inputs))
-            loss = F.cross_entropy(logits, labels[rows].long())
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend([optimizer], F.cross_entropy(logits, labels[rows].long()))
     optimizer.zero_grad()
 
 
 @torch.no_grad()
-def teacher_logits(
-    teacher: nn.Module, inputs: Sequence[Tensor], classes: int, rows: int = 4096
+def _teacher_logits(
+    teacher: nn.Module, inputs: Sequence[Tensor], classes: int
 ) -> Tensor:
     """Return a teacher's logits of all rows."""
     teacher.eval()
-    parts = zip(*(torch.split(part, rows) for part in inputs), strict=True)
+    parts = zip(*(torch.split(part, 4096) for part in inputs), strict=True)
     logits = torch.cat([cast(Tensor, teacher(*part)) for part in parts])
     if logits.dim() != 2 or logits.shape[1] != classes:
-        raise ConfigError(
-            f"a teacher for {classes} classes must return as many columns, got the "
-            f"shape {tuple(logits.shape)}"
-        )
+        problem = f"as many columns, got the shape {tuple(logits.shape)}"
+        raise ConfigError(f"a teacher for {classes} classes must return {problem}")
     return logits
 
 
@@ -124,28 +114,21 @@ class LADistill(CrossEntropy):
 
     Parameters
     ----------
-    top : nn.Module
-        Takes the joined embedding and returns logits, as for :class:`CrossEntropy`.
+    top, classes : nn.Module, int (default: required, 2)
+        As for :class:`CrossEntropy`.
     teacher : nn.Module
         Called with the label party's features, or with the joined embeddings if it has
         none. Returns one logit per class, also for two classes. A frozen teacher is not
         trained.
-    classes : int (default: 2)
-        Number of classes.
-    k : int (default: 2)
-        Number of classes with a weight above 0; 2 for binary tasks.
-    eps : float (default: 0.3)
-        ε, the total weight of all classes but the first.
+    k, eps : int, float (default: 2, 0.3)
+        Number of classes with a weight above 0 (2 for binary tasks), and ε, the total
+        weight of all classes but the first.
     first_epoch : {"vanilla", "silent"} (default: "vanilla")
         The first epoch of a label party without features. ``"vanilla"`` is the paper's:
         cross entropy on the labels. ``"silent"`` (ours) sends zeros to the parties, so
         the teacher learns from the embeddings of untrained models.
-    teacher_epochs : int (default: 50)
-        Epochs of the teacher's training.
-    teacher_batch : int (default: 128)
-        Rows of its batches.
-    teacher_lr : float (default: 5e-3)
-        Learning rate of its Adam.
+    teacher_epochs, teacher_batch, teacher_lr : int, int, float (default: 50, 128, 5e-3)
+        Epochs, rows of a batch and learning rate of the teacher's training.
     balanced : bool (default: False)
         Our extension for rare classes: whether the teacher's probabilities are divided
         by the classes' shares of the training rows. Otherwise a class of 5 % is hardly
@@ -192,11 +175,10 @@ class LADistill(CrossEntropy):
                 f"rate above 0; got {teacher_epochs}, {teacher_batch}, {teacher_lr}"
             )
         self.teacher = teacher
-        self.k, self.eps = k, eps
+        self.k, self.eps, self.on_embeddings = k, eps, on_embeddings
         self.first_epoch: FirstEpoch = first_epoch
         self.teacher_epochs, self.teacher_batch = teacher_epochs, teacher_batch
         self.teacher_lr, self.balanced = teacher_lr, balanced
-        self.on_embeddings = on_embeddings
         self._features: tuple[Tensor, ...] = ()
         self._labels: Tensor | None = None
         self._training: Tensor | None = None
@@ -214,8 +196,7 @@ class LADistill(CrossEntropy):
     ) -> None:
         """Store the data that the teacher is trained on; forget an earlier teacher."""
         self._features = () if self.on_embeddings else tuple(features)
-        self._labels = labels
-        self._training = training
+        self._labels, self._training = labels, training
         self._seen, self._ranked = [], None
 
     def rank(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -225,12 +206,14 @@ class LADistill(CrossEntropy):
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train the top model on soft labels and return the embedding's gradient."""
         if self.rows is None or self._labels is None:
-            raise ConfigError(
-                f"{type(self).__name__} must know which rows a batch has: call "
-                "prepare() and set its rows, as LabelParty does"
-            )
-        if self._ranked is None and not self._ready():
-            return self._first_step(embedding, labels)
+            problem = f"{type(self).__name__} must know which rows a batch has"
+            raise ConfigError(f"{problem}: call prepare() and set its rows")
+        if self._ranked is None and not self._ready(self.rows):
+            self._seen.append((self.rows.clone(), embedding.detach().clone()))
+            outcome = super().step(embedding, labels)
+            if self.first_epoch == "silent":
+                outcome.gradient = torch.zeros_like(outcome.gradient)
+            return outcome
         ranked = self._all_ranked()[self.rows].long()
         outcome = super().step(embedding, self.soft_labels(ranked))
         agree = (ranked[:, 0] == labels).double().mean()
@@ -242,22 +225,12 @@ class LADistill(CrossEntropy):
         soft = anonymous_labels(ranked, self.classes, self.eps)
         return soft[:, 1] if self.task == "binary" else soft
 
-    def _ready(self) -> bool:
+    def _ready(self, rows: Tensor) -> bool:
         """Return whether all data to train the teacher has arrived."""
         if self._features:
             return True
-        assert self.rows is not None  # checked by step
         # The second epoch starts when a row comes again.
-        return any(bool((rows == self.rows[0]).any()) for rows, _ in self._seen)
-
-    def _first_step(self, embedding: Tensor, labels: Tensor) -> Outcome:
-        """Take a step of the first epoch and store its embeddings."""
-        assert self.rows is not None  # checked by step
-        self._seen.append((self.rows.clone(), embedding.detach().clone()))
-        outcome = super().step(embedding, labels)
-        if self.first_epoch == "silent":
-            outcome.gradient = torch.zeros_like(outcome.gradient)
-        return outcome
+        return any(bool((seen == rows[0]).any()) for seen, _ in self._seen)
 
     def _all_ranked(self) -> Tensor:
         """Return the ranked classes of every row; train the teacher first if needed."""
@@ -273,7 +246,7 @@ class LADistill(CrossEntropy):
         self.teacher.to(rows.device)
         settings = self.teacher_epochs, self.teacher_batch, self.teacher_lr
         train_teacher(self.teacher, inputs, labels, *settings)
-        logits = teacher_logits(self.teacher, inputs, self.classes)
+        logits = _teacher_logits(self.teacher, inputs, self.classes)
         if self.balanced:
             logits -= labels.bincount(minlength=self.classes).clamp_min(1).log()
         self.teacher.train(was_training)
@@ -300,14 +273,7 @@ class KDk(LADistill):
     """KDk (Arazzi et al.): as LADistill, with the true class first.
 
     The true class has the weight 1−ε, and the k−1 other classes that the teacher finds
-    most likely have ε/(k−1) each.
-
-    Parameters
-    ----------
-    top, teacher, classes, k, eps, first_epoch
-        As for :class:`LADistill`.
-    teacher_epochs, teacher_batch, teacher_lr, balanced, on_embeddings
-        As for :class:`LADistill`.
+    most likely have ε/(k−1) each. Parameters are those of :class:`LADistill`.
 
     Examples
     --------

@@ -4,17 +4,13 @@ Zou et al., 2023, https://arxiv.org/abs/2301.01142. A variational bottleneck bet
 embeddings and the top model, at the label party, lets less about the labels back.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from flower_vfl.errors import require
-from flower_vfl.randomness import Noise
 
-from .base import Outcome, clear_gradients
+from .base import Outcome, descend
 from .cross_entropy import CrossEntropy
 
 
@@ -34,13 +30,7 @@ class Bottleneck(nn.Module):
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return the mean over rows of KL(N(mean, variance) ‖ N(0, 1)).
-
-    Examples
-    --------
-    >>> divergence(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)).item()
-    0.5
-    """
+    """Return the mean over rows of KL(N(mean, variance) ‖ N(0, 1))."""
     inner = mean.square() + log_variance.exp() - log_variance - 1.0
     return 0.5 * inner.sum(dim=1).mean()
 
@@ -61,6 +51,7 @@ class MID(CrossEntropy):
 
     Examples
     --------
+    >>> import torch
     >>> from flower_vfl.objectives import MID
     >>> objective = MID(nn.Linear(4, 1), width=4)
     >>> embedding = torch.rand(8, 4, requires_grad=True)
@@ -82,17 +73,12 @@ class MID(CrossEntropy):
 
     def step(self, embedding: Tensor, labels: Tensor) -> Outcome:
         """Train top model and bottleneck; return the embedding's gradient."""
-        for optimizer in self.optimizers:
-            clear_gradients(optimizer)
         mean, log_variance = self.bottleneck(embedding)
-        stream = self.noise or Noise(int(torch.randint(2**62, (1,))))
-        drawn = stream.normal(mean.shape, mean.dtype).to(mean.device)
+        drawn = self.own_noise().normal(mean.shape, mean.dtype).to(mean.device)
         passed = mean + (0.5 * log_variance).exp() * drawn
         spent = divergence(mean, log_variance)
         loss = self.loss(self.top(passed), labels) + self.weight * spent
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in self.optimizers:
-            optimizer.step()
+        descend(self.optimizers, loss)
         assert embedding.grad is not None  # it is what the bottleneck takes
         metrics = {"divergence": float(spent.detach())}
         return Outcome(loss.detach(), embedding.grad, metrics)

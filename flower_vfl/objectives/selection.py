@@ -31,20 +31,16 @@ class SubsetTraining:
 
     Parameters
     ----------
-    features : Sequence[Sequence[Tensor]]
-        Inputs of each passive party's bottom model, all rows.
-    labels : Tensor
-        Labels of all rows.
+    features, labels : Sequence[Sequence[Tensor]], Tensor
+        Inputs of each passive party's bottom model, and labels, of all rows.
     bottoms : Callable[[], Sequence[nn.Module]]
         Returns a new bottom model for each party.
     fraction : float (default: 0.1)
         Fraction of the rows that is used; drawn anew in every repetition.
     epochs, batch_size : int (default: 300, 1028)
         Epochs of the training and rows of a batch.
-    optimizer : OptimizerFactory (default: Adam with lr 1e-4)
-        For every module.
-    aggregation : str (default: "mean")
-        How embeddings are joined.
+    optimizer, aggregation : OptimizerFactory, str (default: Adam with lr 1e-4, "mean")
+        For every module; how embeddings are joined.
     seed : int (default: 0)
         Seed of the rows, the models and the batches.
 
@@ -91,10 +87,8 @@ class DeltaChoice:
 
     Parameters
     ----------
-    delta : float
-        The selected Δ.
-    ratios, train_aucs : dict[float, float]
-        The mean ratio and the mean train AUC of every candidate.
+    delta, ratios, train_aucs : float, dict[float, float], dict[float, float]
+        The selected Δ; the mean ratio and the mean train AUC of every candidate.
 
     Examples
     --------
@@ -144,10 +138,8 @@ def select_delta(
 
     Parameters
     ----------
-    training : SubsetTraining
-        Parties, rows and training.
-    make : Callable[[float], GAFM]
-        Returns a new objective for a Δ.
+    training, make : SubsetTraining, Callable[[float], GAFM]
+        Parties, rows and training; returns a new objective for a Δ.
     deltas : Sequence[float] (default: (0.05, 0.1, 0.2, 0.3, 0.5))
         The candidates; of equal ones the first is selected.
     repeats : int (default: 5)
@@ -167,9 +159,8 @@ def select_delta(
     mean = statistics.fmean
     ratios, train_aucs = {}, {}
     for delta in deltas:
-        results = [
-            train_on_subset(training, partial(make, delta), i) for i in range(repeats)
-        ]
+        own = partial(make, delta)
+        results = [train_on_subset(training, own, i) for i in range(repeats)]
         ratios[delta] = mean(mean(r.leak_auc.values()) / r.train_auc for r in results)
         train_aucs[delta] = mean(r.train_auc for r in results)
     return DeltaChoice(min(ratios, key=ratios.__getitem__), ratios, train_aucs)
@@ -206,9 +197,7 @@ def select_gamma(
     gan = abs(statistics.fmean(size["gan"] for size in sizes))
     ce = abs(statistics.fmean(size["ce"] for size in sizes))
     if not gan > 0.0:
-        raise ConfigError(
-            "the GAN part of the gradient is zero, so no gamma balances it; raise clip"
-        )
+        raise ConfigError("the GAN part is zero, so no gamma balances it; raise clip")
     return GammaChoice(ce / gan, gan, ce)
 
 
@@ -245,16 +234,20 @@ def _train(
     leaks: dict[str, list[float]] = defaultdict(list)
     magnitudes: dict[str, list[float]] = defaultdict(list)
     averages: dict[str, list[float]] = defaultdict(list)
+
+    def embed(rows: Tensor) -> list[Tensor]:
+        both = zip(bottoms, data, strict=True)
+        return [bottom(*(part[rows] for part in party)) for bottom, party in both]
+
     for epoch in range(1, training.epochs + 1):
         for rows in torch.split(torch.randperm(len(labels)), training.batch_size):
-            parts = _embed(bottoms, data, rows)
+            parts = embed(rows)
             joined = join(parts)
             outcome = objective.step(joined.detach().requires_grad_(), labels[rows])
-            gradients = torch.autograd.grad(
-                joined, parts, outcome.gradient, retain_graph=True
-            )
+            sent = outcome.gradient
+            gradients = torch.autograd.grad(joined, parts, sent, retain_graph=True)
             optimizer.zero_grad()
-            joined.backward(outcome.gradient)
+            joined.backward(sent)
             optimizer.step()
             for name, part in objective.gradient_parts.items():
                 magnitudes[name].append(float(part.abs().mean()))
@@ -266,8 +259,7 @@ def _train(
                         leaks[each.attack].append(each.value)
     bottoms.eval()
     with torch.no_grad():
-        everything = torch.arange(len(labels))
-        scores = objective.eval().predict(join(_embed(bottoms, data, everything)))
+        scores = objective.eval().predict(join(embed(torch.arange(len(labels)))))
     auc = leak_auc(scores, labels.long())
     if math.isnan(auc):
         raise ConfigError("all rows of the selection have one class; use more rows")
@@ -278,12 +270,3 @@ def _train(
         for each in (leaks, magnitudes, averages)
     )
     return SubsetResult(max(auc, 1e-6), *means)
-
-
-def _embed(
-    bottoms: nn.ModuleList, data: list[list[Tensor]], rows: Tensor
-) -> list[Tensor]:
-    return [
-        bottom(*(part[rows] for part in party))
-        for bottom, party in zip(bottoms, data, strict=True)
-    ]

@@ -1,7 +1,6 @@
 """Bottom models (features to cut layer) and top models (cut layers to logits)."""
 
-from .bottom import CNN, MLP, ResNet20, WideDeep
-from .layers import ACTIVATIONS, BottomModel
+from .bottom import ACTIVATIONS, CNN, MLP, BottomModel, ResNet20, WideDeep
 from .registry import BOTTOM_MODELS, TOP_MODELS, build_bottom, build_top
 
 __all__ = [

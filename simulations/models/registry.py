@@ -11,8 +11,8 @@ from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.simulations.datasets.types import InputSpec
 from flower_vfl.specs import build_from_spec, parse_spec, typed_arguments
 
-from .bottom import CNN, MLP, ResNet20, WideDeep
-from .layers import BottomModel, conv_layers, dense_layers, input_kind
+from . import bottom
+from .bottom import CNN, MLP, BottomModel, ResNet20, WideDeep
 
 # A name with a paper in front is that paper's model with its parameters as defaults;
 # the width beside it is the paper's cut layer, which the caller chooses.
@@ -55,10 +55,8 @@ BOTTOM_MODELS: dict[str, Callable[..., BottomModel]] = {
 def identity_top(in_width: int, out_width: int) -> nn.Module:
     """Return no layers: the parties' summed outputs are the logits."""
     if in_width != out_width:
-        raise ConfigError(
-            f"without a top model the summed cut layers are the logits: the cut width "
-            f"must be {out_width}, got {in_width}"
-        )
+        needed = f"the cut width must be {out_width}, got {in_width}"
+        raise ConfigError(f"without a top model the cut layers are logits: {needed}")
     return nn.Identity()
 
 
@@ -77,14 +75,13 @@ def mlp_top(
 ) -> nn.Module:
     """Return hidden layers, then a linear layer; parameters as for :class:`MLP`."""
     settings = activation, dropout, batch_norm
-    return nn.Sequential(*dense_layers(in_width, hidden, out_width, *settings))
+    return nn.Sequential(*bottom.dense_layers(in_width, hidden, out_width, *settings))
 
 
 class WideDeepTop(nn.Module):
-    """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022).
+    """Adds the label party's columns, its wide part, to the deep part's logits.
 
-    https://arxiv.org/abs/2102.08504, Criteo and Avazu: the label party's own columns,
-    the output of its wide part, are added to the logits of the deep part.
+    Li et al., 2022, https://arxiv.org/abs/2102.08504, Criteo and Avazu.
     """
 
     def __init__(
@@ -107,23 +104,16 @@ def cnn_top(
     channels: tuple[int, ...] = (64, 64),
     hidden: tuple[int, ...] = (64,),
 ) -> nn.Module:
-    """Label Leakage and Protection in Two-party Split Learning (Li et al., 2022), ISIC.
+    """Return the layers after the cut of ``marvell-cnn``.
 
-    https://arxiv.org/abs/2102.08504, appendix A.6.2: the layers after the cut of
-    ``marvell-cnn``, two convolutions, a hidden layer and the logit.
+    Li et al., 2022, https://arxiv.org/abs/2102.08504, appendix A.6.2, ISIC.
     """
     if in_width != prod(shape):
-        raise ConfigError(
-            f"maps of shape {shape} have {prod(shape)} columns at the cut layer, but "
-            f"{in_width} come in; set shape=channels+height+width"
-        )
-    convolutions, out_shape = conv_layers(shape, channels)
-    return nn.Sequential(
-        nn.Unflatten(1, shape),
-        *convolutions,
-        nn.Flatten(),
-        *dense_layers(prod(out_shape), hidden, out_width),
-    )
+        wrong = f"the shape {shape} has {prod(shape)} columns, but {in_width} come in"
+        raise ConfigError(f"{wrong}; set shape=channels+height+width")
+    convolutions, out_shape = bottom.conv_layers(shape, channels)
+    dense = bottom.dense_layers(prod(out_shape), hidden, out_width)
+    return nn.Sequential(nn.Unflatten(1, shape), *convolutions, nn.Flatten(), *dense)
 
 
 TOP_MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -144,9 +134,8 @@ TOP_MODELS: dict[str, Callable[..., nn.Module]] = {
 
 def auto_bottom(spec: InputSpec) -> str:
     """Return the name of the bottom model that ``"auto"`` stands for."""
-    if spec.image is not None:
-        return "cnn"
-    return "wide-deep" if spec.cardinalities else "mlp"
+    table = "wide-deep" if spec.cardinalities else "mlp"
+    return table if spec.image is None else "cnn"
 
 
 def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
@@ -164,13 +153,11 @@ def build_bottom(text: str, spec: InputSpec, width: int) -> BottomModel:
     if name == "auto":
         name = auto_bottom(spec)
         text = name + text.strip().removeprefix("auto")
-    kind = input_kind(spec)
+    kind = bottom.input_kind(spec)
     if name in BOTTOM_MODELS and kind not in _takes(BOTTOM_MODELS[name]):
         able = [key for key, model in BOTTOM_MODELS.items() if kind in _takes(model)]
-        raise ConfigError(
-            f"bottom model '{name}' cannot take {spec}; models for features of kind "
-            f"'{kind}': {', '.join(sorted(able))}"
-        )
+        fitting = f"models for features of kind '{kind}': {', '.join(sorted(able))}"
+        raise ConfigError(f"bottom model '{name}' cannot take {spec}; {fitting}")
     return build_from_spec("bottom model", text, BOTTOM_MODELS, spec, width)
 
 

@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError, check_name, unknown_name
 from flower_vfl.leakage.meter import FLIPPED, LEAK
-from flower_vfl.simulations.capture import (
-    CAPTURE_FILE,
-    EMBEDDING,
-    GRADIENT,
-    GRADIENT_LABEL,
-    GRADIENT_PREDICTION,
-    LABEL,
-    PART,
-    PREDICTION,
-)
+from flower_vfl.simulations import capture
 from flower_vfl.simulations.results import COMPLETION, LABELS_ONLY, RUN, final_metrics
 from flower_vfl.specs import parse_spec
 
@@ -134,36 +125,31 @@ def seconds(
     run: Found, of: Literal["step", "defense", "epoch", "training", "total"] = "step"
 ) -> float:
     """Return how long something took."""
+    sought = f"metric == 'seconds_{of}'"
     if of == "epoch":
-        spent = run.records.query("metric == 'seconds' and step == 0 and epoch > 0")
-    else:
-        spent = run.records[run.records["metric"] == f"seconds_{of}"]
-    return float(spent["value"].mean())
+        sought = "metric == 'seconds' and step == 0 and epoch > 0"
+    return float(run.records.query(sought)["value"].mean())
 
 
 def _kept(run: Found, *names: str) -> list[NDArray[Any]]:
     """Return arrays that a run captured."""
-    if run.folder is None or not (run.folder / CAPTURE_FILE).is_file():
+    if run.folder is None or not (run.folder / capture.CAPTURE_FILE).is_file():
         raise ConfigError("the run kept no rows: set capture")
-    with np.load(run.folder / CAPTURE_FILE) as kept:
+    with np.load(run.folder / capture.CAPTURE_FILE) as kept:
         return [kept[name] for name in names]
 
 
 def row_sum(run: Found, part: str) -> float:
     """Return the mean sum of a row of a part of GAFM's gradient, in the last batch."""
-    [gradient] = _kept(run, f"{PART}/{part}")
+    [gradient] = _kept(run, f"{capture.PART}/{part}")
     return float(gradient.sum(axis=1).mean())
 
 
 def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
-    """Return how well the label is told by a party's nearest embeddings of test rows.
-
-    Accuracy of a vote of the k nearest other rows: a number for what a t-SNE picture
-    of the embeddings shows.
-    """
+    """Return the accuracy of a vote of the k nearest embeddings of other test rows."""
     from sklearn.neighbors import NearestNeighbors
 
-    rows, labels = _kept(run, f"{EMBEDDING}/{party}", LABEL)
+    rows, labels = _kept(run, f"{capture.EMBEDDING}/{party}", capture.LABEL)
     # asked without rows, it leaves each row out of its own neighbours
     known = NearestNeighbors(n_neighbors=k).fit(rows)
     votes = labels[known.kneighbors(return_distance=False)].astype(int)
@@ -172,7 +158,7 @@ def neighbours(run: Found, party: str = "passive-1", k: int = 5) -> float:
 
 def sent(run: Found, party: str = "passive-1") -> float:
     """Return Pearson's rho of the label and the one column sent for test rows."""
-    rows, labels = _kept(run, f"{EMBEDDING}/{party}", LABEL)
+    rows, labels = _kept(run, f"{capture.EMBEDDING}/{party}", capture.LABEL)
     return float(np.corrcoef(rows[:, 0], labels)[0, 1])
 
 
@@ -180,16 +166,18 @@ def decisions(run: Found, split: Literal["train", "test"] = "test") -> float:
     """Return the AUC of decisions at 0.5, which is the balanced accuracy."""
     from sklearn.metrics import roc_auc_score
 
-    names = PREDICTION, LABEL
+    names = [capture.PREDICTION, capture.LABEL]
     if split == "train":
-        names = f"{GRADIENT_PREDICTION}/passive-1", f"{GRADIENT_LABEL}/passive-1"
+        parts = capture.GRADIENT_PREDICTION, capture.GRADIENT_LABEL
+        names = [f"{part}/passive-1" for part in parts]
     predictions, labels = _kept(run, *names)
     return float(roc_auc_score(labels, predictions.reshape(-1) > 0.5))
 
 
 def separation(run: Found, party: str = "passive-1", norms: bool = False) -> float:
     """Return how many deviations the class means of gradients, or norms, are apart."""
-    rows, labels = _kept(run, f"{GRADIENT}/{party}", f"{GRADIENT_LABEL}/{party}")
+    parts = capture.GRADIENT, capture.GRADIENT_LABEL
+    rows, labels = _kept(run, *(f"{part}/{party}" for part in parts))
     found = np.linalg.norm(rows, axis=1, keepdims=True) if norms else rows
     one, other = found[labels == 1], found[labels == 0]
     within = np.sqrt((one.var(axis=0).sum() + other.var(axis=0).sum()) / 2.0)
@@ -216,18 +204,9 @@ def spread(values: Mapping[str, float], of: Sequence[str]) -> float:
     return max(chosen) - min(chosen)
 
 
-READINGS: dict[str, Callable[..., float]] = {
-    "final": final,
-    "series": series,
-    "leak": leak,
-    "completion": completion,
-    "epoch": epoch,
-    "seconds": seconds,
-    "neighbours": neighbours,
-    "sent": sent,
-    "decisions": decisions,
-    "separation": separation,
-    "row_sum": row_sum,
-    "nothing": nothing,
-}
+READINGS: dict[str, Callable[..., float]] = {"final": final, "series": series}
+READINGS |= {"leak": leak, "completion": completion, "epoch": epoch}
+READINGS |= {"seconds": seconds, "neighbours": neighbours, "sent": sent}
+READINGS |= {"decisions": decisions, "separation": separation}
+READINGS |= {"row_sum": row_sum, "nothing": nothing}
 DERIVED: dict[str, Callable[..., float]] = {"quotient": quotient, "spread": spread}

@@ -2,11 +2,10 @@
 
 The rows of a table are all combinations of what its axes list. The settings of a row
 are those of ``[base]``, then those of its choice on every axis,
-``[choices.axis.choice]`` (or that of another axis, if this one has none of the name),
-and in a smoke run those of ``[quick]`` and of its choices'
-``quick``; ``{name}`` in a setting stands for a value of ``let``. ``[quick.axes]`` may
-list fewer choices. ``include`` names files in ``shared/`` that lie beneath. Columns say
-what is read from a run (`flower_vfl.simulations.papers.cell_metrics`).
+``[choices.axis.choice]`` (or of another axis, if this one has none of the name), and in
+a smoke run those of ``[quick]`` and of its choices' ``quick``, which may list fewer
+``axes``; ``{name}`` stands for a value of ``let``. ``include`` names files in
+``shared/`` that lie beneath. Columns say what is read from a run (`cell_metrics`).
 """
 
 import inspect
@@ -32,8 +31,6 @@ OVER_SEEDS = ("mean", "min", "max")
 COMPARISONS = ("ratio", "difference", "percent")
 _WHOLE = re.compile(r"\{(\w+)\}")
 _NO_SETTINGS = {"let", "quick", "seeds", "missing", "axes"}
-
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,7 @@ class Experiment:
 
 def experiment_names() -> list[str]:
     """Return the names of all tables and figures, in the order of the papers."""
-    found = (path.stem for path in PAPERS.glob("*.toml"))
-    return sorted(found, key=_order)
+    return sorted((path.stem for path in PAPERS.glob("*.toml")), key=_order)
 
 
 def _order(name: str) -> tuple[Any, ...]:
@@ -139,9 +135,8 @@ def _order(name: str) -> tuple[Any, ...]:
 
 
 def load_experiment(name: str, quick: bool = False) -> Experiment:
-    """Return a table or figure by name."""
-    own = name.endswith(".toml")
-    path = Path(name) if own else PAPERS / f"{name}.toml"
+    """Return a table or figure by name, or of a TOML file."""
+    path = Path(name) if name.endswith(".toml") else PAPERS / f"{name}.toml"
     if not path.is_file():
         raise unknown_name("table or figure", name, experiment_names())
     return read_experiment(path, quick)
@@ -188,7 +183,7 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _column(entry: Mapping[str, Any]) -> Column:
     own = {f.name for f in fields(Column)} - {"arguments"}
     arguments = {name: value for name, value in entry.items() if name not in own}
-    given = {name: value for name, value in entry.items() if name in own}
+    given = {name: entry[name] for name in entry.keys() & own}
     column = Column(**given, arguments=arguments)
     known = {**READINGS, **DERIVED}
     check_name("reading", column.reading, known)
@@ -205,15 +200,14 @@ def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     kept = smoke.get("axes", {}) if quick else {}
     shared = {k: v for known in raw["choices"].values() for k, v in known.items()}
     for labels in product(*raw["axes"].values()):
-        choices: list[Settings] = []
+        choices: list[dict[str, Any]] = []
         for axis, label in zip(raw["axes"], labels, strict=True):
             known = shared | raw["choices"].get(axis, {})
             check_name(f"choice of {axis}", label, known)
             choices.append(known[label])
             if label not in kept.get(axis, [label]):
                 choices.insert(0, {"missing": "left out of the smoke run"})
-        missing = next((c["missing"] for c in choices if c.get("missing")), "")
-        if missing:
+        if missing := next((c["missing"] for c in choices if c.get("missing")), ""):
             yield Row(labels, None, 0, missing)
             continue
         layers = [{**base, "let": let}, *choices]
@@ -225,7 +219,7 @@ def _rows(raw: Mapping[str, Any], quick: bool) -> Iterator[Row]:
 
 def _config(layers: Sequence[Mapping[str, Any]]) -> RunConfig:
     """Return the settings of several layers, the last one on top, with names filled."""
-    settings: Settings = {}
+    settings: dict[str, Any] = {}
     let: dict[str, Any] = {}
     for layer in layers:
         let |= layer.get("let", {})
@@ -264,11 +258,9 @@ def _check(experiment: Experiment) -> None:
     last = list(experiment.axes.values())[-1]
     for labels, figures in experiment.figures.items():
         check_name("row of a figure", " / ".join(labels), rows)
-        if len(figures) != len(experiment.shown):
-            raise ConfigError(
-                f"{' / '.join(labels)} has {len(figures)} figures for "
-                f"{len(experiment.shown)} columns"
-            )
+        if len(figures) != (columns := len(experiment.shown)):
+            wrong = f"{len(figures)} figures for {columns} columns"
+            raise ConfigError(f"{' / '.join(labels)} has {wrong}")
     for claim in experiment.claims:
         for row in filter(None, (claim.row, claim.above, claim.below)):
             check_name("row of a claim", row, rows)

@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,15 +37,16 @@ _EXTREME = (1.0, 0.826, 0.748, 0.701, 0.669, 0.645, 0.626, 0.611, 0.598, 0.587)
 def trials_of(experiment: Experiment, seeds: int | None = None) -> list[Trial]:
     """Return the runs of a table; rows with the same settings share theirs."""
     trials: dict[Any, Trial] = {}
-    for row in experiment.rows:
-        for seed in _seeds(row, seeds):
-            trial = _trial(experiment, row, seed)
-            trials.setdefault(trial.config, trial)
+    for trial in _planned(experiment, seeds):
+        trials.setdefault(trial.config, trial)
     return list(trials.values())
 
 
-def _seeds(row: Row, seeds: int | None) -> range:
-    return range(0 if row.config is None else seeds or row.seeds)
+def _planned(experiment: Experiment, seeds: int | None) -> Iterator[Trial]:
+    """Yield a trial for each row and seed."""
+    for row in experiment.rows:
+        for seed in range(0 if row.config is None else seeds or row.seeds):
+            yield _trial(experiment, row, seed)
 
 
 def _trial(experiment: Experiment, row: Row, seed: int) -> Trial:
@@ -63,10 +64,7 @@ def run_experiment(
     bar: bool = True,
     saved: pd.DataFrame | None = None,
 ) -> Study:
-    """Run what a table lacks, after taking over runs of the tables beside it.
-
-    Runs of the `saved` results are not repeated.
-    """
+    """Run what a table and its `saved` results lack; take over runs of other tables."""
     trials = trials_of(experiment, seeds)
     if not trials:
         raise ConfigError(f"'{experiment.name}' has no row that can be run here")
@@ -76,17 +74,11 @@ def run_experiment(
             return Study(folder, KIND, experiment.full_title)
     for trial in trials:
         _take_over(trial, folder)
-    extra = {
-        "name": experiment.name,
-        "quick": quick,
-        "seeds": seeds,
-        "note": experiment.about["data"],
-        "paper": [
-            {"labels": list(labels), "figures": figures}
-            for labels, figures in experiment.figures.items()
-        ],
-        "columns": [column.name for column in experiment.shown],
-    }
+    extra = {"name": experiment.name, "quick": quick, "seeds": seeds}
+    extra |= {"note": experiment.about["data"]}
+    printed = experiment.figures.items()
+    extra["paper"] = [{"labels": list(own), "figures": each} for own, each in printed]
+    extra["columns"] = [column.name for column in experiment.shown]
     title = experiment.full_title + (" (smoke run)" if quick else "")
     return run_study(folder, KIND, title, trials, workers=workers, bar=bar, extra=extra)
 
@@ -110,16 +102,12 @@ def measured(
     made = [trial for trial in study.trials if trial["key"] in study.documents]
     known = {trial["digest"]: trial["key"] for trial in made}
     lines = []
-    for row in experiment.rows:
-        for seed in _seeds(row, seeds):
-            trial = _trial(experiment, row, seed)
-            key = known.get(trial.digest)
-            if key is None:
-                continue
+    for trial in _planned(experiment, seeds):
+        if (key := known.get(trial.digest)) is not None:
             found = Found(table(study.documents[key]), study.run_folder(key))
-            spent, values = seconds(found, "total"), _read(experiment, found)
-            line = {SEED: seed, RUN: trial.digest, SECONDS: spent}
-            lines.append({**trial.labels, **line, **values})
+            line = {SEED: trial.config.seed, RUN: trial.digest}
+            line[SECONDS] = seconds(found, "total")
+            lines.append({**trial.labels, **line, **_read(experiment, found)})
     names = [column.name for column in experiment.columns]
     return pd.DataFrame(lines, columns=[*experiment.axes, SEED, RUN, SECONDS, *names])
 
@@ -208,10 +196,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """The standard error of the value; infinite for a single seed.
-
-        That of the smallest or largest value is the one of normal values.
-        """
+        """The standard error of the value, as of normal ones; infinite for one seed."""
         if self.deviation is None:
             return math.inf
         runs = len(self.values)
@@ -338,10 +323,7 @@ def _value(cell: Cell) -> float:
 
 
 def _error_between(one: Cell, other: Cell) -> float:
-    """Return the standard error of a difference.
-
-    Runs with the same seed have the same split and first weights: they are paired.
-    """
+    """Return the standard error of a difference; runs with the same seed are paired."""
     paired = one.seeds == other.seeds and one.column.seeds == "mean"
     if not paired or len(one.seeds) < 2:
         return math.hypot(one.error, other.error)

@@ -1,6 +1,6 @@
 """A reproduced table for people: in the terminal, as Markdown, as JSON."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -9,18 +9,9 @@ from rich.console import Console
 
 from flower_vfl.simulations.printing import markdown_table, text_tables
 
+from . import reproduce
 from .experiments import PAPERS, Claim, Experiment, experiment_names, load_experiment
-from .reproduce import (
-    RUN,
-    SECONDS,
-    SEED,
-    Cell,
-    Cells,
-    cells_of,
-    judge,
-    outdated,
-    saved_results,
-)
+from .reproduce import RUN, SECONDS, SEED, Cell, Cells, cells_of, judge
 
 SMOKE = "smoke run: too little data and training for meaningful results"
 _TEMPLATES = Environment(
@@ -67,9 +58,7 @@ def differences_of(experiment: Experiment, cells: Cells) -> dict[str, list[str]]
     return found
 
 
-def show_experiment(
-    experiment: Experiment, frame: pd.DataFrame, quick: bool = False
-) -> None:
+def show_experiment(experiment: Experiment, frame: pd.DataFrame, quick: bool) -> None:
     """Print a table."""
     console, cells = Console(highlight=False), cells_of(experiment, frame)
     mark = f" ({SMOKE})" if quick else ""
@@ -79,8 +68,9 @@ def show_experiment(
         console.print(table)
     console.print("first line: our value; second line: the paper's value", style="dim")
     notes = [*_notes(experiment, cells, quick)]
-    if not quick:
-        notes += map(_sentence, claims_of(experiment, cells))
+    for claim in () if quick else claims_of(experiment, cells):
+        ours = f" Ours: {claim['ours']} ({claim['verdict']})."
+        notes.append(f"The paper: {claim['claim']}{ours if claim['verdict'] else ''}")
     notes += [f"Seeds: {_seeds(experiment, frame)}"]
     notes += [f"Time: {minutes_of(frame):.1f} minutes"]
     for line in [*notes, f"Command: {command_of(experiment, quick)}"]:
@@ -136,15 +126,9 @@ def _printed(claim: Claim, experiment: Experiment) -> str:
         sign, word = (">", "higher") if claim.above else ("<", "lower")
         return f"{own} {sign} {above or below}" if own and above + below else word
     limits = (("≥", claim.least), ("≤", claim.most))
-    checked = ", ".join(
-        f"{sign} {limit:g}" for sign, limit in limits if limit is not None
-    )
+    signed = [f"{sign} {limit:g}" for sign, limit in limits if limit is not None]
+    checked = ", ".join(signed)
     return f"{own} ({checked})" if own and checked else own or checked
-
-
-def _sentence(claim: Mapping[str, Any]) -> str:
-    ours = f" Ours: {claim['ours']} ({claim['verdict']})." if claim["verdict"] else ""
-    return f"The paper: {claim['claim']}{ours}"
 
 
 def all_claims(saved: Saved | None = None) -> list[dict[str, Any]]:
@@ -159,7 +143,7 @@ def all_claims(saved: Saved | None = None) -> list[dict[str, Any]]:
 
 def _saved() -> Saved:
     experiments = map(load_experiment, experiment_names())
-    return [(experiment, saved_results(experiment)) for experiment in experiments]
+    return [(each, reproduce.saved_results(each)) for each in experiments]
 
 
 def as_document(
@@ -167,23 +151,12 @@ def as_document(
 ) -> dict[str, Any]:
     """Return a table as a JSON document."""
     cells = cells_of(experiment, frame)
-    rows = [
-        {
-            **dict(zip(experiment.axes, row.labels, strict=True)),
-            "missing": row.missing,
-            "cells": {
-                cell.column.name: {
-                    "value": cell.value,
-                    "deviation": cell.deviation,
-                    "standard_error": cell.error if len(cell.values) > 1 else None,
-                    "seeds": list(cell.values),
-                    "paper": cell.paper,
-                }
-                for cell in cells[row.labels]
-            },
-        }
-        for row in experiment.rows
-    ]
+    rows = []
+    for row in experiment.rows:
+        labels = dict(zip(experiment.axes, row.labels, strict=True))
+        own = {cell.column.name: _described(cell) for cell in cells[row.labels]}
+        rows.append({**labels, "missing": row.missing, "cells": own})
+    differences = differences_of(experiment, cells).items()
     return {
         "name": experiment.name,
         **experiment.about,
@@ -192,11 +165,14 @@ def as_document(
         "rows": rows,
         "minutes": minutes_of(frame),
         "claims": list(claims_of(experiment, cells)),
-        "differences": [
-            {"reason": reason, "cells": where}
-            for reason, where in differences_of(experiment, cells).items()
-        ],
+        "differences": [{"reason": why, "cells": where} for why, where in differences],
     }
+
+
+def _described(cell: Cell) -> dict[str, Any]:
+    error = cell.error if len(cell.values) > 1 else None
+    found = {"value": cell.value, "deviation": cell.deviation, "standard_error": error}
+    return found | {"seeds": list(cell.values), "paper": cell.paper}
 
 
 def as_markdown(
@@ -214,7 +190,7 @@ def as_markdown(
         seeds=_seeds(experiment, frame),
         minutes="" if frame.empty else f"{minutes_of(frame):.1f}",
         notes=list(_notes(experiment, cells, quick)),
-        changed=[] if quick or frame.empty else outdated(experiment, frame),
+        changed=[] if quick or frame.empty else reproduce.outdated(experiment, frame),
     )
 
 
@@ -246,11 +222,10 @@ def results_page() -> str:
     overview = [[*row, *[""] * len(_OVERVIEW)][: len(_OVERVIEW)] for row in counted]
     chosen = [[claim[head] for head in CLAIM_HEADS] for claim in claims]
     headlines = sum(claim["headline"] for claim in claims)
+    left = len(CLAIM_HEADS)
     return _TEMPLATES.get_template("results.md").render(
-        headlines=markdown_table(
-            CLAIM_HEADS, chosen[:headlines], left=len(CLAIM_HEADS)
-        ),
-        claims=markdown_table(CLAIM_HEADS, chosen[headlines:], left=len(CLAIM_HEADS)),
+        headlines=markdown_table(CLAIM_HEADS, chosen[:headlines], left=left),
+        claims=markdown_table(CLAIM_HEADS, chosen[headlines:], left=left),
         overview=markdown_table(_OVERVIEW, [*overview, total], left=len(_OVERVIEW)),
         tables=[(each.about["paper"], as_markdown(each, f)) for each, f in made],
     )

@@ -12,11 +12,10 @@ REPORT_FILE, PICTURES_FOLDER = "report.html", "pictures"
 
 
 def write_report(folder: Path, pictures: bool = False) -> Path:
-    """Write ``report.html`` into a folder and return its path.
+    """Write ``report.html`` into the folder of a study or a run and return its path.
 
-    The folder is that of a study, or the ``--out`` folder of a run. The file holds
-    everything that it shows and fetches nothing from the network. With `pictures` every
-    chart is also written as SVG and PNG, into the folder ``pictures``.
+    The file holds everything that it shows and fetches nothing from the network. With
+    `pictures` every chart is also written as SVG and PNG, into the folder ``pictures``.
     """
     with _extra(folder):
         from .data import load_report
@@ -45,7 +44,5 @@ def _extra(folder: Path) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"a report needs {error.name}: pip install 'flower-vfl[report]', then "
-            f"flower-vfl report {folder}"
-        ) from error
+        remedy = f"pip install 'flower-vfl[report]', then flower-vfl report {folder}"
+        raise ConfigError(f"a report needs {error.name}: {remedy}") from error

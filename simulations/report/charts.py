@@ -14,6 +14,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 import pandas as pd
+import vl_convert
 
 # Okabe and Ito's palette for all kinds of colour vision; yellow is lost on paper.
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
@@ -39,11 +40,10 @@ _STROKES = {"symbolType": "stroke", "symbolSize": 400}
 _UNHIDDEN = "indexof(hidden, datum.setting) < 0"
 _WHEEL = "wheel![event.shiftKey || event.ctrlKey]"  # a plain wheel scrolls the page
 # A text mark beside its point, from the columns of `labels_beside`.
-BESIDE: dict[str, Any] = {
-    "dy": alt.expr("datum.down"),
-    "dx": alt.expr("datum.side * 9"),
-}
+BESIDE: dict[str, Any] = {"dy": alt.expr("datum.down")}
+BESIDE["dx"] = alt.expr("datum.side * 9")
 BESIDE["align"] = alt.expr("datum.side ? datum.side < 0 ? 'right' : 'left' : 'center'")
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -80,6 +80,20 @@ def theme() -> dict[str, Any]:
     return shared
 
 
+def specification(chart: alt.Chart | alt.LayerChart) -> dict[str, Any]:
+    """Return a chart for Vega-Lite, without the config that all charts share."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        spec: dict[str, Any] = chart.to_dict(validate=False)
+    spec.pop("config", None)
+    return spec
+
+
+def svg(spec: dict[str, Any], config: dict[str, Any]) -> str:
+    """Return a picture of a specification, drawn by the Vega-Lite of Altair."""
+    drawn: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, config=config)
+    return drawn
+
+
 @dataclass(frozen=True)
 class Look:
     """Colour, shape and dash of each value of a field."""
@@ -102,12 +116,10 @@ class Look:
         longest = max(map(len, self.names), default=0)
         short = longest <= _SHORT or len(self.names) > _MANY
         size = {"columns": 2 if short else 1, "labelLimit": 140 if short else 280}
-        return alt.Color(
-            f"{field or self.field}:N",
-            title=None,
-            scale=self._scale(values),
-            legend=alt.Legend(**{**_LEGEND, **size, **legend}),
-        )
+        shown = alt.Legend(**{**_LEGEND, **size, **legend})
+        scale = self._scale(values)
+        name = f"{field or self.field}:N"
+        return alt.Color(name, title=None, scale=scale, legend=shown)
 
     def shape(self) -> alt.Shape:
         """Return the shape channel of points."""
@@ -124,15 +136,10 @@ class Look:
 
     def shown(self) -> alt.Parameter:
         """Return the selection of shown values; a click on the legend changes it."""
-        return alt.selection_point(
-            name=f"shown_{self.field}",
-            fields=[self.field],
-            bind="legend",
-            toggle="true",
-            clear=False,
-            empty=False,
-            value=[{self.field: name} for name in self.names],
-        )
+        every = [{self.field: name} for name in self.names]
+        given: dict[str, Any] = {"fields": [self.field], "bind": "legend"}
+        given |= {"toggle": "true", "clear": False, "empty": False, "value": every}
+        return alt.selection_point(name=f"shown_{self.field}", **given)
 
 
 @dataclass(frozen=True)
@@ -160,10 +167,8 @@ class Axis:
 
     def _settings(self) -> dict[str, Any]:
         scale: dict[str, Any] = {"zero": False, "nice": self.labels and not self.whole}
-        if self.domain:
-            scale |= {"domain": list(self.domain), "nice": False}
-        else:
-            scale |= {"padding": 8}
+        ends = {"domain": list(self.domain), "nice": False} if self.domain else None
+        scale |= ends or {"padding": 8}
         scale |= {"type": "log"} if self.log else {}
         axis: dict[str, Any] = {"tickCount": 5, "labelSeparation": 6}
         axis |= {"tickMinStep": 1, "format": "d"} if self.whole else {}
@@ -214,9 +219,8 @@ def tradeoff_chart(
     told = [alt.Tooltip("setting:N"), x.tooltip("x"), y.tooltip("y")]
     layers = _dotted(reference, x, y)
     if len(stairs):
-        steps = _filtered(stairs, look).mark_line(
-            interpolate="step-after", clip=True, aria=False
-        )
+        shape: dict[str, Any] = {"interpolate": "step-after", "clip": True}
+        steps = _filtered(stairs, look).mark_line(**shape, aria=False)
         colour = look.colour("first")
         layers.append(steps.encode(x=x.x(), y=y.y(), color=colour, detail="curve:N"))
     layers.append(_points(base).encode(shape=look.shape()))
@@ -239,8 +243,7 @@ def labels_beside(
 ) -> pd.DataFrame:
     """Return label, side and offset of each point, without overlaps at any width.
 
-    A point that has no room beside it has no label; the legend names it still. A point
-    without a name is a place that labels keep off.
+    A point that has no room beside it has no label. Labels keep off nameless points.
     """
     assert x.domain and y.domain
     (left, right), (low, high) = x.domain, y.domain
@@ -255,16 +258,12 @@ def labels_beside(
         for side, lines in _BESIDE if name else ():
             a, d = across[own] + side * (9 + half), down[own] + lines * 2 * letter
             inside = (half <= a).all() and (a <= np.subtract(widths, half)).all()
-            if (
-                inside
-                and letter <= d <= height - letter
-                and not any(
-                    n != own
-                    and (abs(a - b) < half + w).any()
-                    and abs(d - e) < letter + h
-                    for n, (b, w, e, h) in enumerate(taken)
-                )
-            ):
+            overlaps = (
+                (abs(a - b) < half + w).any() and abs(d - e) < letter + h
+                for n, (b, w, e, h) in enumerate(taken)
+                if n != own
+            )
+            if inside and letter <= d <= height - letter and not any(overlaps):
                 taken.append((a, half, d, letter))
                 found = name, side, lines * 2 * letter
                 break
@@ -277,29 +276,23 @@ def scatter_chart(
 ) -> alt.Chart:
     """Return points of several classes."""
     told = [alt.Tooltip("class:N"), x.tooltip("x"), y.tooltip("y")]
-    colour, shown = look.colour(legend={"labelLimit": 85}), look.shown()
+    shown, looks = look.shown(), {"shape": look.shape(), "tooltip": told}
+    looks |= {"color": look.colour(legend={"labelLimit": 85})}
     marks = alt.Chart(frame).mark_point(filled=True, size=26, opacity=0.75, clip=True)
-    points: alt.Chart = marks.encode(
-        x=x.x(), y=y.y(), color=colour, shape=look.shape(), tooltip=told
-    )
+    points: alt.Chart = marks.encode(x=x.x(), y=y.y(), **looks)
     points = points.transform_filter(shown).add_params(shown, _zoom())
     return points.properties(width="container", height=190, description=title)
 
 
 def bar_chart(frame: pd.DataFrame, look: Look, title: str) -> alt.LayerChart:
     """Return a bar for the mean of each setting, and a line for the deviation."""
-    names = alt.Y("setting:N", title=None, sort=list(look.names)).axis(
-        domain=False,
-        ticks=False,
-        labelAlign="left",
-        labelColor=css("ink"),
-        labelLimit=320,
-        labelOffset=-14,
-        labelPadding=-2,
-    )
-    told = [alt.Tooltip("setting:N"), alt.Tooltip("mean(x):Q", title=title)]
-    told.append(alt.Tooltip("stdev(x):Q", title="standard deviation"))
-    told[1:] = [each.format(".4~g") for each in told[1:]]
+    plain: dict[str, Any] = {"domain": False, "ticks": False, "labelAlign": "left"}
+    plain |= {"labelColor": css("ink"), "labelLimit": 320}
+    names = alt.Y("setting:N", title=None, sort=list(look.names))
+    names = names.axis(**plain, labelOffset=-14, labelPadding=-2)
+    told = [alt.Tooltip("setting:N")]
+    for each, head in (("mean", title), ("stdev", "standard deviation")):
+        told.append(alt.Tooltip(f"{each}(x):Q", title=head, format=".4~g"))
     base = alt.Chart(frame).transform_filter(_UNHIDDEN).encode(y=names)
     bars = base.mark_bar(height=11).encode(
         x=alt.X("mean(x):Q", title=title).axis(tickCount=5),
@@ -321,7 +314,7 @@ def heat_map(
 ) -> alt.LayerChart:
     """Return a cell for each ``setting`` and entry of a column, dark for high values.
 
-    They are in the column ``value``, or in the parameter ``scores``, by ``key``.
+    These are in the column ``value``, or in `scores` by the column ``key``.
     """
     low, high = value.domain or (0.0, 1.0)
     base = alt.Chart(frame).transform_filter(_UNHIDDEN)
@@ -356,10 +349,6 @@ def _dotted(ends: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[alt.C
     return [line.encode(x=x.x(), y=y.y())] if ends else []
 
 
-def _hidden() -> alt.Parameter:
-    return alt.param(name="hidden", value=[])
-
-
 def _zoom() -> alt.Parameter:
     return alt.selection_interval(name="zoom", bind="scales", zoom=_WHEEL)
 
@@ -369,17 +358,15 @@ def _filtered(frame: pd.DataFrame, look: Look) -> alt.Chart:
 
 
 def _points(base: alt.Chart) -> alt.Chart:
-    marks: alt.Chart = base.mark_point(
-        filled=True, size=80, opacity=1, clip=True, aria=False
-    )
+    look: dict[str, Any] = {"filled": True, "size": 80, "opacity": 1, "clip": True}
+    marks: alt.Chart = base.mark_point(**look, aria=False)
     return marks
 
 
 def _rings(base: alt.Chart, told: list[alt.Tooltip]) -> alt.Chart:
     """Return invisible rings around all points; the pointer reveals one of them."""
-    hover = alt.selection_point(
-        name="hover", on="pointerover", clear="pointerout", empty=False
-    )
+    when: dict[str, Any] = {"on": "pointerover", "clear": "pointerout", "empty": False}
+    hover = alt.selection_point(name="hover", **when)
     opacity = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
     marks = base.mark_point(size=260, filled=False, strokeWidth=2, clip=True)
     rings: alt.Chart = marks.encode(opacity=opacity, tooltip=told).add_params(hover)
@@ -395,6 +382,6 @@ def _finished(
 
 def _layered(layers: list[alt.Chart], title: str, height: Any) -> alt.LayerChart:
     """Put layers together at once: Altair checks all of them again for each change."""
-    layers[0] = layers[0].add_params(_hidden())
+    layers[0] = layers[0].add_params(alt.param(name="hidden", value=[]))
     size: dict[str, Any] = {"width": "container", "height": height}
     return alt.LayerChart(layer=layers, description=title, **size)

@@ -33,22 +33,17 @@ SEED, DEFENSE, PLAIN = "seed", "defense", "no defense"
 # Settings of the data; runs that differ in them are not compared.
 _DATA = ("dataset", "target", "limit", "label_party", "parties", "split", "label_share")
 _PARTIES = 4  # parties whose leakage over the steps is shown
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a folder holds.
-
-    `runs` has a row for each finished run; runs that differ in their seed only share a
-    ``setting``. `records` has what they measured, `captures` the rows that they kept.
-    """
+    """What a folder holds."""
 
     title: str
     kind: str
-    runs: pd.DataFrame
+    runs: pd.DataFrame  # those that differ in their seed only share a ``setting``
     records: pd.DataFrame
-    documents: Mapping[str, Document]
+    documents: Mapping[str, Mapping[str, Any]]
     captures: Mapping[str, Arrays]
     unfinished: Mapping[str, str] = field(default_factory=dict)
     study: Study | None = None
@@ -185,14 +180,11 @@ def load_report(folder: Path) -> Report:
         config = document["config"]
         source = Path(config["label_party"]).name or config["dataset"] or "own files"
         title, key = f"{source}: {_method(config)}", folder.name
-        runs, records = _tables({key: document}, {key: {}})
-        return Report(
-            title, "run", runs, records, {key: document}, {key: _capture(folder)}
-        )
+        found, captures = {key: document}, {key: _capture(folder)}
+        return Report(title, "run", *_tables(found, {key: {}}), found, captures)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ConfigError(
-            f"'{folder}' is not what flower-vfl writes: {error!r}"
-        ) from error
+        wrong = f"'{folder}' is not what flower-vfl writes"
+        raise ConfigError(f"{wrong}: {error!r}") from error
 
 
 def _of_study(folder: Path) -> Report:
@@ -214,14 +206,13 @@ def _of_study(folder: Path) -> Report:
         runs = runs.assign(setting=runs["method"], family=runs["method"])
         own = runs, tables({}), documents
         return Report(study.title, study.kind, *own, {}, unfinished, study, found)
-    runs, records = _tables(documents, labels)
     captures = {key: _capture(study.run_folder(key)) for key in documents}
-    made = runs, records, documents, captures
+    made = *_tables(documents, labels), documents, captures
     return Report(study.title, study.kind, *made, unfinished, study)
 
 
 def _tables(
-    documents: Mapping[str, Document], labels: Mapping[str, Mapping[str, str]]
+    documents: Mapping[str, Mapping[str, Any]], labels: Mapping[str, Mapping[str, str]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each run, and everything that the runs have measured."""
     configs = {key: document["config"] for key, document in documents.items()}
@@ -299,7 +290,5 @@ def _family(defense: str) -> str:
 def _data(config: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> str:
     """Return the settings of a run's data that not all runs share."""
     differing = [n for n in _DATA if len({str(c.get(n)) for c in configs}) > 1]
-    return ", ".join(
-        str(config.get(n)) if n == "dataset" else f"{n}={config.get(n)}"
-        for n in differing
-    )
+    texts = [f"{name}={config.get(name)}" for name in differing]
+    return ", ".join(text.removeprefix("dataset=") for text in texts)

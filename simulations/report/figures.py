@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,23 +22,14 @@ from flower_vfl.simulations.capture import Arrays
 from flower_vfl.simulations.results import RUN
 from flower_vfl.simulations.studies.tradeoff import tradeoff_points
 
-from .charts import (
-    Axis,
-    Figure,
-    Look,
-    bar_chart,
-    line_chart,
-    scatter_chart,
-    tradeoff_chart,
-)
+from . import charts
+from .charts import Axis, Figure, Look, line_chart
 from .data import SEED, Report, short_party
 from .tables import Table, calibration_table
 
-_POINTS = 40  # of one line
+_POINTS, _ROWS, _BINS = 40, 500, 10  # of a line, a picture and a calibration
 _TICKS = 10  # as many whole numbers have a tick each
 _LOG = 8.0  # a logarithmic axis from this ratio of the ends on
-_ROWS = 500  # of one picture of kept rows
-_BINS = 10
 Floats = NDArray[Any]
 Picture = tuple[str, pd.DataFrame, Axis, Axis]
 
@@ -55,7 +46,7 @@ def tradeoff_figures(report: Report) -> list[Figure]:
     y = Axis(report.metric_name, padded(points["y"]))
     guess = () if report.metric.endswith("accuracy") else x.domain or ()
     ends = [(end, report.chance) for end in guess]
-    chart = tradeoff_chart(points, joined, report.look, x, y, ends)
+    chart = charts.tradeoff_chart(points, joined, report.look, x, y, ends)
     return [Figure("tradeoff", chart, "Upper left is better")]
 
 
@@ -72,10 +63,9 @@ def setting_points(report: Report) -> pd.DataFrame:
         return points
     own = report.settings.loc[points.index]
     marks = (" (" + own["data"] + ")").where(own["data"] != "", "")
-    means = points["leaks"].map(
-        lambda leaks: ", ".join(f"{name} {leak:.3f}" for name, leak in leaks.items())
-    )
-    largest = points["leaks"].map(lambda leaks: max(leaks.values()))
+    listed = [[f"{n} {v:.3f}" for n, v in leaks.items()] for leaks in points["leaks"]]
+    means = [", ".join(texts) for texts in listed]
+    largest = [max(leaks.values()) for leaks in points["leaks"]]
     points = points.rename(columns={"x": "privacy", "y": "usefulness", "utility": "y"})
     points = points.assign(curve=own["family"] + marks, x=largest, leaks=means)
     return points.rename_axis("setting").reset_index()
@@ -205,42 +195,31 @@ def _along(report: Report) -> dict[str, pd.Series[float]]:
 
 def cost_figures(report: Report) -> list[Figure]:
     """Return what a step costs."""
-    captions = {"milliseconds": "Time of a step"}
-    captions["kilobytes"] = "Embeddings and gradients of a step"
+    time, size = "Time of a step", "Embeddings and gradients of a step"
     figures = []
-    for column, caption in captions.items():
+    for column, caption in (("milliseconds", time), ("kilobytes", size)):
         frame = report.runs[["setting", column]].replace(0.0, np.nan).dropna()
         frame = frame.rename(columns={column: "x"})
         if len(frame):
-            chart = bar_chart(frame, report.look, f"{column} per training step")
+            chart = charts.bar_chart(frame, report.look, f"{column} per training step")
             figures.append(Figure(f"cost-{column}", chart, caption))
     return figures
 
 
-def gradient_figures(report: Report) -> list[Figure]:
-    """Return the gradients that left for two parties, by class."""
-    return _figures(report, kept.GRADIENT, 2, _gradients)
+def row_figures(report: Report, what: str) -> list[Figure]:
+    """Return gradients for two parties, or embeddings of one, in two dimensions.
 
-
-def embedding_figures(report: Report) -> list[Figure]:
-    """Return the embeddings of one party in two dimensions."""
-    return _figures(report, kept.EMBEDDING, 1, _embeddings)
-
-
-def _figures(
-    report: Report,
-    what: str,
-    most: int,
-    pictures: Callable[[Arrays, str], Iterator[Picture]],
-) -> list[Figure]:
-    """Return the pictures of the first run of each setting that has kept rows."""
+    They are of the first run of each setting that has kept rows.
+    """
     figures = []
+    most, pictures = (2, _gradients) if what == kept.GRADIENT else (1, _embeddings)
     for place, (setting, own) in enumerate(report.by_setting()):
         arrays = next((a for key in own.index if (a := report.captures[key])), {})
         for party in kept.parties(arrays, what)[:most] if arrays else ():
             for kind, frame, x, y in pictures(arrays, party):
                 title = f"{setting}, {party}, {kind}, {len(frame)} rows"
-                chart = scatter_chart(frame, _look(arrays), f"{what}: {title}", x, y)
+                look, about = _look(arrays), f"{what}: {title}"
+                chart = charts.scatter_chart(frame, look, about, x, y)
                 name = f"{what}s-{kind.lower()}-{place}-{party}"
                 figures.append(Figure(name, chart, title, setting, party=party))
     return figures
@@ -296,18 +275,15 @@ def _look(arrays: Arrays) -> Look:
 
 
 def _class_names(arrays: Arrays) -> list[str]:
-    if not _has_classes(arrays):
-        return ["below the median", "above the median"]
-    return [str(name) for name in arrays[kept.CLASSES]]
+    halves = ["below the median", "above the median"]
+    return [*map(str, arrays[kept.CLASSES])] if _has_classes(arrays) else halves
 
 
 def _classes(arrays: Arrays, labels: Floats) -> list[str]:
     """Return names of classes; values are divided at their median."""
-    chosen = labels[:_ROWS]
-    if not _has_classes(arrays):
-        chosen = chosen > np.median(chosen)
-    names = _class_names(arrays)
-    return [names[number] for number in chosen.astype(int)]
+    chosen, names = labels[:_ROWS], _class_names(arrays)
+    numbers = chosen if _has_classes(arrays) else chosen > np.median(chosen)
+    return [names[number] for number in numbers.astype(int)]
 
 
 def _frame(points: Floats, classes: list[str]) -> pd.DataFrame:
@@ -329,10 +305,9 @@ def _principal(rows: Floats) -> Floats:
 def _neighbours(rows: Floats) -> Floats:
     perplexity = min(30.0, (len(rows) - 1) / 3)
     known = {"init": "pca", "random_state": 0, "max_iter": 500}  # it changes no more
+    model = TSNE(2, perplexity=perplexity, **known)
     with threadpool_limits(1):  # threads that wait for each other take 40 times as long
-        flat: Floats = TSNE(2, perplexity=perplexity, **known).fit_transform(
-            rows.astype(np.float32)
-        )
+        flat: Floats = model.fit_transform(rows.astype(np.float32))
     return flat
 
 
@@ -350,12 +325,9 @@ def calibrations(report: Report) -> tuple[list[Figure], list[Table]]:
     reach = padded(pd.concat([frame["x"], frame["y"]]))
     x, y = Axis("predicted probability", reach), Axis("observed frequency", reach)
     ends = [(end, end) for end in reach]
-    chart = line_chart(
-        frame, report.look, "Calibration", x, y, points=True, reference=ends
-    )
-    table = calibration_table(
-        {n: (error, rows) for n, (_, error, rows) in found.items()}
-    )
+    given = frame, report.look, "Calibration", x, y
+    chart = line_chart(*given, points=True, reference=ends)
+    table = calibration_table({name: known for name, (_, *known) in found.items()})
     return [Figure("calibration", chart, "Dotted line: perfect calibration")], [table]
 
 
@@ -366,14 +338,12 @@ def calibration(captures: Sequence[Arrays]) -> tuple[pd.DataFrame, float, int] |
         return None
     predictions = np.concatenate([a[kept.PREDICTION] for a in found]).astype(np.float64)
     labels = np.concatenate([a[kept.LABEL] for a in found]).astype(np.int64)
-    error = adaptive_calibration_error(
-        torch.from_numpy(predictions), torch.from_numpy(labels)
-    )
+    truth = torch.from_numpy(labels)
+    error = adaptive_calibration_error(torch.from_numpy(predictions), truth)
     hits, predicted = labels == 1, predictions
     if predictions.ndim > 1:
         hits = predictions.argmax(axis=1) == labels
         predicted = predictions.max(axis=1)
-    y, x = calibration_curve(
-        hits, predicted.clip(0, 1), pos_label=True, n_bins=_BINS, strategy="quantile"
-    )
+    bins = {"n_bins": _BINS, "strategy": "quantile"}
+    y, x = calibration_curve(hits, predicted.clip(0, 1), pos_label=True, **bins)
     return pd.DataFrame({"x": x, "y": y}), error, len(labels)

@@ -25,29 +25,21 @@ def matrix_sections(cells: pd.DataFrame) -> dict[str, tuple[list[Figure], list[T
     """Return what the page of a matrix shows."""
     found = ranking(cells)
     heads = ["", *(f"{place + 1}." for place in range(_BEST))]
-    empty: list[list[Cell]] = [
-        [(str(name), None), *[("", None)] * _BEST] for name in found["dataset"].unique()
-    ]
-    names = [str(row[0][0]) for row in empty]
+    names = [str(name) for name in found["dataset"].unique()]
+    empty: list[list[Cell]] = [[(n, None), *[("", None)] * _BEST] for n in names]
     best = Table("Best three defenses", heads, empty, parties=names)
-    figures = [overview(found), *heat_maps(cells)]
-    return {
-        "best": ([], [best]),
-        "matrix": (figures, []),
-        "ranking": ([], [ranking_table(found)]),
-    }
+    figures, ranked = [overview(found), *heat_maps(cells)], ranking_table(found)
+    return {"best": ([], [best]), "matrix": (figures, []), "ranking": ([], [ranked])}
 
 
 def overview(found: pd.DataFrame) -> Figure:
     """Return the mean DCS of each method on each dataset, for any weight."""
     frame = found.drop(columns="setting").rename(columns={"method": "setting"})
     frame = frame.sort_values("dataset", key=lambda names: names != ALL, kind="stable")
-    frame = frame.assign(key=_keys(found).reindex(frame.index))
+    frame = frame.assign(key=frame["dataset"] + "/" + frame["setting"])
     scores = dict(zip(frame["key"], frame["dcs"].round(4), strict=True))
-    frame = frame[["setting", "dataset", "key"]]
-    chart = heat_map(
-        frame, "dataset", Axis("DCS", (0.6, 1.0)), "DCS by dataset", scores
-    )
+    frame, value = frame[["setting", "dataset", "key"]], Axis("DCS", (0.6, 1.0))
+    chart = heat_map(frame, "dataset", value, "DCS by dataset", scores)
     return Figure("dcs", chart, "Score of each defense for the chosen weight")
 
 
@@ -107,8 +99,8 @@ def ranking_table(found: pd.DataFrame) -> Table:
 def ranked_data(cells: pd.DataFrame) -> dict[str, Any]:
     """Return what the page's script needs to rank methods for any weight.
 
-    Each group has a method on a dataset, and for each attack and seed how far the leak
-    is above a guess and the utility below that without a defense.
+    `gaps` are, by attack and seed, how far the leak is above a guess and the utility
+    below that without a defense.
     """
     found = ranking(cells)
     gaps = cells.assign(
@@ -127,7 +119,3 @@ def ranked_data(cells: pd.DataFrame) -> dict[str, Any]:
     names = {"all": ALL, "none": VANILLA, "common": common_datasets(found)}
     datasets = [name for name in found["dataset"].unique() if name != ALL]
     return {**names, "datasets": datasets, "groups": groups}
-
-
-def _keys(found: pd.DataFrame) -> pd.Series[str]:
-    return found["dataset"] + "/" + found["method"]

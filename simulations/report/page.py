@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-import altair as alt
 import vl_convert
 from altair.utils.schemapi import debug_mode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.simulations import capture
 from flower_vfl.simulations.results import write_whole
 
-from . import figures, tables
+from . import charts, figures, tables
 from .charts import COLOURS, DARK, SERIES, TEMPLATES, Figure, theme, with_colours
 from .data import Report, short_party
 from .matrix import matrix_sections, ranked_data
@@ -30,12 +29,7 @@ _PICTURE_WIDTH = 480
 def script() -> str:
     """Return the page's script, with Vega, Vega-Lite and Vega-Embed in it."""
     own = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    return vl_convert.javascript_bundle(own, _vega_lite())
-
-
-def _vega_lite() -> str:
-    """Return the version of Vega-Lite that Altair writes charts for."""
-    return ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    return vl_convert.javascript_bundle(own, charts.VEGA_LITE)
 
 
 @debug_mode(False)  # Altair checks every part of a chart; a test does so once
@@ -57,8 +51,8 @@ def contents(report: Report) -> dict[str, Section]:
         "leak": (figures.leak_figures(report), []),
         "privacy": (figures.privacy_figures(report), [tables.privacy_table(report)]),
         "utility": (figures.utility_figures(report), []),
-        "gradients": (figures.gradient_figures(report), []),
-        "embeddings": (figures.embedding_figures(report), []),
+        "gradients": (figures.row_figures(report, capture.GRADIENT), []),
+        "embeddings": (figures.row_figures(report, capture.EMBEDDING), []),
         "calibration": figures.calibrations(report),
         "cost": (figures.cost_figures(report), []),
         "settings": ([], tables.settings_tables(report)),
@@ -84,7 +78,7 @@ def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> N
     page = environment.get_template("report.html").render(
         report=report,
         sections=sections,
-        charts=[_spec(figure) for figure in drawn],
+        charts=[charts.specification(figure.chart) for figure in drawn],
         attacks=list(dict.fromkeys(f.attack for f in drawn if f.attack)),
         parties=list(dict.fromkeys(f.party for f in drawn if f.party)),
         families=report.settings.groupby("family", sort=False).groups,
@@ -100,13 +94,6 @@ def write_page(report: Report, sections: Mapping[str, Section], path: Path) -> N
     write_whole(path, page.encode())
 
 
-def _spec(figure: Figure) -> dict[str, Any]:
-    with alt.data_transformers.enable("default", max_rows=None):
-        spec: dict[str, Any] = figure.chart.to_dict(validate=False)
-    spec.pop("config", None)
-    return spec
-
-
 def write_pictures(sections: Mapping[str, Section], folder: Path) -> None:
     """Write every chart as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +103,7 @@ def write_pictures(sections: Mapping[str, Section], folder: Path) -> None:
         name = slug(figure.name)
         name += f"-{len(used)}" if name in used else ""  # two coalitions of equal size
         used.add(name)
-        spec = with_colours(_spec(figure), COLOURS) | {"width": _PICTURE_WIDTH}
-        version = _vega_lite()
-        svg = vl_convert.vegalite_to_svg(spec, vl_version=version, config=config)
+        spec = with_colours(charts.specification(figure.chart), COLOURS)
+        svg = charts.svg(spec | {"width": _PICTURE_WIDTH}, config)
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
         (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=2))

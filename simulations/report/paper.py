@@ -15,18 +15,8 @@ import vl_convert
 
 from flower_vfl.simulations.results import RUN
 
-from .charts import (
-    BESIDE,
-    COLOURS,
-    SERIES,
-    Axis,
-    Look,
-    css,
-    heat_map,
-    labels_beside,
-    theme,
-    with_colours,
-)
+from . import charts
+from .charts import COLOURS, Axis, Look, css, with_colours
 from .data import SEED, Report
 from .figures import binned, padded
 from .matrix import leak_means, short_attacks
@@ -35,15 +25,10 @@ from .matrix import leak_means, short_attacks
 _COLUMN, _PPI = 326, 300
 _HEIGHT, _STEP = 200, 30
 _BAND = 0.18
-_LEGEND: dict[str, Any] = {
-    "orient": "bottom",
-    "columns": 3,
-    "labelLimit": 96,
-    "symbolSize": 60,
-}
-_LEGEND |= {"symbolOpacity": 1, "symbolStrokeWidth": 0}  # not those of a band
+_LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 3, "labelLimit": 96}
+_LEGEND |= {"symbolSize": 60, "symbolOpacity": 1, "symbolStrokeWidth": 0}
 _FONTS = {"labelFontSize": 9, "titleFontSize": 10}
-_STROKES = {**_LEGEND, "symbolType": "stroke", "symbolSize": 200}
+_STROKES = _LEGEND | {"symbolType": "stroke", "symbolSize": 200}
 _STROKES |= {"symbolStrokeWidth": 1.5}
 _FEW = 7  # as many defenses are told apart by their colours
 
@@ -60,17 +45,15 @@ class Plot:
 def write_plots(report: Report, folder: Path) -> list[Path]:
     """Write every figure as PNG, SVG and CSV, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = with_colours(theme(), COLOURS)
+    config: dict[str, Any] = with_colours(charts.theme(), COLOURS)
     config |= {"background": COLOURS["paper"], "font": "Liberation Sans, Arial"}
     config["axis"] |= {**_FONTS, "labelColor": COLOURS["ink"]}
     config["legend"] |= _FONTS
-    version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     written = []
     for plot in plots(report):
-        with alt.data_transformers.enable("default", max_rows=None):
-            spec = with_colours(plot.chart.to_dict(validate=False), COLOURS)
-        spec = {k: v for k, v in spec.items() if k not in ("config", "description")}
-        svg = vl_convert.vegalite_to_svg(spec, vl_version=version, config=config)
+        spec = with_colours(charts.specification(plot.chart), COLOURS)
+        spec.pop("description", None)
+        svg = charts.svg(spec, config)
         paths = [folder / f"{plot.name}.{kind}" for kind in ("svg", "png", "csv")]
         paths[0].write_text(svg, encoding="utf-8")
         paths[1].write_bytes(vl_convert.svg_to_png(svg, scale=72 / 96, ppi=_PPI))
@@ -121,8 +104,8 @@ def _tradeoff(report: Report, cells: pd.DataFrame, ending: str) -> Plot:
     runs = strongest(cells)
     points, curves = setting_means(runs), seed_curves(runs)
     names = list(points["defense"].unique())
-    numbers = range(len(names))
-    look = Look("defense", names, numbers, [n + n // len(SERIES) for n in numbers])
+    numbers, colours = range(len(names)), len(charts.SERIES)
+    look = Look("defense", names, numbers, [n + n // colours for n in numbers])
     x = Axis(f"largest {report.leak_name}", (report.chance - 0.02, 1.02))
     low, high = padded(pd.concat([part[["low", "high"]] for part in (points, curves)]))
     y = Axis(report.metric_name, (low, min(high, 1.01)))
@@ -170,8 +153,7 @@ def setting_means(runs: pd.DataFrame) -> pd.DataFrame:
 def seed_curves(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the curve of each defense with several settings, and its band over seeds.
 
-    The curve of a seed has at each leak (x) the best utility (y) of the settings that
-    leak at most as much. Mean and deviation are taken where every seed has a value.
+    At each leak (x) a seed has the best utility (y) of settings that leak no more.
     """
     found = [pd.DataFrame(columns=["defense", "x", "y", "low", "high", "seeds"])]
     for defense, own in runs.groupby("defense", sort=False):
@@ -195,12 +177,12 @@ def _labels(points: pd.DataFrame, x: Axis, y: Axis) -> list[alt.Chart]:
         parameters = parameters.where(several, points["defense"])
     frame = points.assign(setting=parameters)
     size: dict[str, Any] = {"widths": (_COLUMN - 50,), "height": _HEIGHT, "letter": 4.4}
-    base = alt.Chart(frame.join(labels_beside(frame, x, y, **size)))
+    base = alt.Chart(frame.join(charts.labels_beside(frame, x, y, **size)))
     base = base.encode(x=x.x(), y=y.y(), text="label:N")
     halo = {"stroke": css("paper"), "strokeWidth": 2.5, "color": css("paper")}
     halo |= {"strokeJoin": "round"}
     looks: list[dict[str, Any]] = [halo, {"color": css("ink")}]
-    return [base.mark_text(**BESIDE, fontSize=8, **look) for look in looks]
+    return [base.mark_text(**charts.BESIDE, fontSize=8, **look) for look in looks]
 
 
 # --- leak over the steps, and by defense and attack -----------------------------------
@@ -248,19 +230,14 @@ def _heat_map(report: Report, cells: pd.DataFrame, ending: str) -> Plot:
     """Return the leak of each attack on each setting."""
     data = leak_means(cells)
     short = short_attacks(data["attack"].unique())
-    frame = data.assign(setting=data["method"], value=data["leak"])
-    frame = frame.assign(attack=data["attack"].map(short))[
-        ["setting", "attack", "value"]
-    ]
+    named = {"setting": data["method"], "attack": data["attack"].map(short)}
+    frame = pd.DataFrame(named | {"value": data["leak"]})
     value = Axis(report.leak_name, (report.chance, 1.0))
-    chart = heat_map(frame, "attack", value, "").properties(width=alt.Step(_STEP))
-    return Plot(f"heat-map{ending}", chart, data)
+    chart = charts.heat_map(frame, "attack", value, "")
+    return Plot(f"heat-map{ending}", chart.properties(width=alt.Step(_STEP)), data)
 
 
 def _plot(name: str, layers: list[alt.Chart], data: pd.DataFrame) -> Plot:
-    chart = alt.LayerChart(layer=layers).properties(
-        width=_COLUMN,
-        height=_HEIGHT,
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-    )
+    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
+    chart = alt.LayerChart(layer=layers, width=_COLUMN, height=_HEIGHT, autosize=fit)
     return Plot(name, chart, data)

@@ -88,9 +88,7 @@ def area_table(points: pd.DataFrame) -> Table:
     """Return the area under the trade-off of each defense."""
     rows = []
     for name, own in points.groupby("curve", sort=False):
-        size = area(
-            list(own[["privacy", "usefulness"]].itertuples(index=False, name=None))
-        )
+        size = area(list(zip(own["privacy"], own["usefulness"], strict=True)))
         rows.append((size, str(name), list(own["setting"])))
     rows.sort(key=lambda row: -row[0])
     cells = [[(n, None), number(size), number(len(own), 0)] for size, n, own in rows]
@@ -98,7 +96,7 @@ def area_table(points: pd.DataFrame) -> Table:
     return Table("Area under the curve", heads, cells, [own for *_, own in rows])
 
 
-def calibration_table(found: Mapping[str, tuple[float, int]]) -> Table:
+def calibration_table(found: Mapping[str, Sequence[float]]) -> Table:
     """Return the calibration error of each setting, and of how many rows it is."""
     rows = [[(n, None), number(error), number(c, 0)] for n, (error, c) in found.items()]
     heads = ["defense", "ACE", "rows"]
@@ -167,9 +165,7 @@ def settings_tables(report: Report) -> list[Table]:
 def _distinct(mappings: pd.Series[Any]) -> dict[str, list[str]]:
     """Return the different values of every name."""
     frame = pd.DataFrame(list(mappings), dtype=object)
-    return {
-        str(name): list(dict.fromkeys(map(str, frame[name].dropna()))) for name in frame
-    }
+    return {str(n): list(frame[n].dropna().map(str).unique()) for n in frame}
 
 
 def _listed(values: Mapping[str, list[str]], most: int = 12) -> list[list[Cell]]:

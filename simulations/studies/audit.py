@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,10 @@ def audit(
         result = _replay(recording, Defender(transforms, _SEED, monitor))
         if text == VANILLA:
             result.evaluations[1] = _predicted(recording, task)
-        config = RunConfig(
-            dataset=source,
-            parties=len(recording.parties),
-            defense="" if text == VANILLA else text,
-            attack=",".join(attacks),
-        )
-        seconds = time.time() - started
-        document = result_document(config, ENGINE, result, seconds)
+        defense, parties = "" if text == VANILLA else text, len(recording.parties)
+        config = RunConfig(dataset=source, parties=parties, defense=defense)
+        config = replace(config, attack=",".join(attacks))
+        document = result_document(config, ENGINE, result, time.time() - started)
         study.trials.append({"key": text, "digest": "", "labels": {"defense": text}})
         study.documents[text] = document
         save_result(document, study.run_folder(text))
@@ -103,22 +100,18 @@ def _with_labels(recording: Recording, labels: NDArray[Any]) -> Recording:
 def _replay(recording: Recording, defender: Defender) -> VerticalResult:
     """Send the recorded gradients once more; attacks on an epoch look at the last."""
     started, batches = time.perf_counter(), list(recording.batches())
+    remedy = "Record the rows of a step in the same order for all parties"
     result = VerticalResult()
     for number, (step, parties) in enumerate(batches, start=1):
         first, own = next(iter(parties.items()))
         for party, other in parties.items():
             for name in ("label", "row"):
                 if not torch.equal(own[name], other[name]):
-                    raise PartyError(
-                        party,
-                        f"its {name}s differ from those of '{first}'",
-                        "Record the rows of a step in the same order for all parties",
-                        step,
-                    )
+                    problem = f"its {name}s differ from those of '{first}'"
+                    raise PartyError(party, problem, remedy, step)
         gradients = {party: part["gradient"] for party, part in parties.items()}
-        sent = {
-            p: part["embedding"] for p, part in parties.items() if "embedding" in part
-        }
+        with_sent = {p: part for p, part in parties.items() if "embedding" in part}
+        sent = {party: part["embedding"] for party, part in with_sent.items()}
         seen, last = Seen(sent, own["row"]), number == len(batches)
         if defender.sees_embeddings and len(sent) < len(parties):
             raise ConfigError("a defense needs embeddings, which were not recorded")
@@ -134,11 +127,10 @@ def _predicted(recording: Recording, task: Task) -> dict[str, dict[str, float]]:
     """Return what the recorded predictions are worth, those of each row's last step."""
     for own in recording.parties.values():
         if "prediction" in own:
-            table = pd.DataFrame({n: own[n] for n in ("row", "label", "prediction")})
+            names = ("prediction", "label")
+            table = pd.DataFrame({name: own[name] for name in ("row", *names)})
             last = table.drop_duplicates("row", keep="last")
-            truth, scores = (
-                last[n].to_numpy(float, copy=True) for n in ("label", "prediction")
-            )
+            scores, truth = (last[n].to_numpy(float, copy=True) for n in names)
             found = METRICS[task](scores, truth)
             model = {"model_leak": found["auc"]} if "auc" in found else {}
             return {"train": {**found, **model}}

@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.printing import markdown_table, metric_name
 from flower_vfl.simulations.results import tables
 
-from .matrix import ALL, STAGE, TUNING, cells, common_datasets, ranking
+from .matrix import ALL, REPORTED, STAGE, TUNING, cells, common_datasets, ranking
 from .methods import VANILLA
 from .run_metrics import main_metric
 from .study import Study
@@ -28,7 +28,9 @@ def benchmark_page(study: Study) -> str:
     ranked = ranking(found)
     whole = ranked[ranked["dataset"] == ALL]
     trained = whole[(whole["untrained"] == "") & (whole["method"] != VANILLA)]
+    datasets = ranked[ranked["dataset"] != ALL].groupby("dataset", sort=False)
     documents = [study.documents[key] for key in study.finished]
+    stages = study.labels().loc[study.finished, STAGE]
     spent = [document["seconds"] for document in documents]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -48,19 +50,13 @@ def benchmark_page(study: Study) -> str:
         shared=common_datasets(ranked),
         defended=_least_stopped(found),
         extra=known | study.extra,
-        stages={TUNING: 0, "reported": 0}
-        | dict(study.labels().loc[study.finished, STAGE].value_counts()),
+        stages={TUNING: 0, REPORTED: 0} | dict(stages.value_counts()),
         total=sum(each["total"] + each.get("completion", 0.0) for each in spent),
         config=documents[0]["config"],
         versions=documents[0]["versions"],
         over_all=_table(whole, ["method"]),
         attack_table=_attack_table(found, ranked),
-        datasets=[
-            _dataset(study, str(name), own)
-            for name, own in ranked[ranked["dataset"] != ALL].groupby(
-                "dataset", sort=False
-            )
-        ],
+        datasets=[_dataset(study, str(name), own) for name, own in datasets],
         tuning=_tuning(study, found),
     )
 
@@ -89,9 +85,8 @@ def _table(ranked: pd.DataFrame, names: list[str]) -> str:
     """Return the methods of one dataset, the best first."""
     rows = []
     for row in ranked.to_dict("records"):
-        mark = " (did not train)" if row["untrained"] else ""
         left = [f"`{row[name]}`" for name in names]
-        left[0] += mark
+        left[0] += " (did not train)" if row["untrained"] else ""
         largest = f"{row['largest_leak']:.2f}"
         largest += f" `{row['largest_attack']}`" if row["largest_attack"] else ""
         change = _signed(row["utility"] - row["utility_none"])
@@ -131,11 +126,10 @@ def _tuning(study: Study, found: pd.DataFrame) -> dict[str, Any]:
     tuned = labels[labels[STAGE] == TUNING]
     tried = tuned.groupby("method", sort=False)["defense"].unique().drop(VANILLA)
     rows = [[f"`{name}`", _listed(settings)] for name, settings in tried.items()]
+    tuned_or_none = {VANILLA, *tried.index}
     return {
         "seed": tuned["seed"].iloc[0],
         "attacks": cells(study, TUNING)["attack"].unique(),
-        "fixed": [
-            m for m in found["method"].unique() if m not in tried and m != VANILLA
-        ],
+        "fixed": [m for m in found["method"].unique() if m not in tuned_or_none],
         "table": markdown_table(["method", "settings"], rows, left=2),
     }

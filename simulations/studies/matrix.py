@@ -1,10 +1,9 @@
 """A matrix: defenses against attacks on several datasets, and a ranking of them.
 
-One run measures all attacks, so that a cell is an attack on a run. A defense's setting
-is tuned for each dataset: every setting of the grid is run once with a seed of its own,
-and the one with the largest mean DCS over the attacks, on validation rows, is chosen.
-Only the chosen settings are run with the seeds of the report, and scored on test rows.
-All runs divide the rows in the same way, so that no test row plays a part in tuning.
+A defense's setting is tuned for each dataset: every setting of the grid is run once
+with a seed of its own, and the one with the largest mean DCS on validation rows is
+chosen. Only chosen settings are run with the seeds of the report, on test rows. All
+runs divide the rows in the same way, so that no test row plays a part in tuning.
 """
 
 from __future__ import annotations
@@ -76,17 +75,8 @@ def dcs(
 ) -> NDArray[np.float64]:
     """Return the defense capability score of VFLAIR, 1 for a perfect defense.
 
-    DCS = 1/(1 + √((1 − β)·(AP − AP*)² + β·(MP − MP*)²)), with the attack's success AP
-    (leak AUC), that of a guess AP* (0.5), the main metric MP and that without a defense
-    MP*. A defense whose model is better than the undefended one loses nothing: the
-    second difference is then 0, and so is the first for an attack worse than a guess.
-
-    Examples
-    --------
-    >>> float(dcs(leak=0.5, utility=0.9, utility_none=0.9))
-    1.0
-    >>> float(dcs(leak=0.9, utility=0.6, utility_none=0.9).round(4))
-    0.7388
+    DCS = 1/(1 + √((1 − β)·(AP − AP*)² + β·(MP − MP*)²)) of leak AUC AP and metric MP;
+    AP* is 0.5, MP* that without a defense. A negative loss or gain counts as 0.
     """
     if not 0.0 <= beta <= 1.0:
         raise ConfigError(f"beta is a weight from 0 to 1, got {beta:g}")
@@ -102,8 +92,7 @@ def dcs(
 def fitting(grid: Grid, config: RunConfig) -> tuple[dict[str, Grid], dict[str, Any]]:
     """Return the part of a grid that fits each dataset, and why the rest does not.
 
-    A method fits if a run with each of its settings can be built. One that fits no
-    dataset is an error.
+    A method that fits no dataset is an error.
     """
     parts: dict[str, Grid] = {}
     reasons: dict[str, dict[str, str]] = {}
@@ -137,10 +126,7 @@ def fitting(grid: Grid, config: RunConfig) -> tuple[dict[str, Grid], dict[str, A
 def tuning_trials(
     parts: Mapping[str, Grid], config: RunConfig, seed: int
 ) -> list[Trial]:
-    """Return one run for each setting, and one without a defense for each dataset.
-
-    A method with a single setting has nothing to tune.
-    """
+    """Return a run for each setting to tune, and one without a defense per dataset."""
     return [
         _trial(config, TUNING, dataset, name, setting, seed, part.tuning_attacks)
         for dataset, part in parts.items()
@@ -191,13 +177,10 @@ def _trial(
 
 
 def cells(study: Study, stage: str = REPORTED) -> pd.DataFrame:
-    """Return what each attack found in each run of a matrix.
+    """Return what each attack found in each run of a matrix, in `COLUMNS`.
 
-    Columns are dataset, method, setting, attack, seed, leak (AUC, at the party that
-    learns most), utility (of test rows, or of validation rows when tuning),
-    utility_none (of the run without a defense and with the same seed), dcs, and why the
-    run did not train, empty if it did. A run without an evaluation is left out, and one
-    whose counterpart without a defense is not finished.
+    `utility_none` is that of the run without a defense and with the same seed. A run
+    without an evaluation is left out, and one whose counterpart is not finished.
     """
     labels = study.labels().loc[study.finished].query(f"{STAGE} == @stage")
     records = tables({key: study.documents[key] for key in labels.index})
@@ -231,10 +214,8 @@ def choose(study: Study) -> dict[tuple[str, str], str]:
     labels = study.labels().loc[study.finished]
     for dataset in labels.loc[labels["method"] == VANILLA, "dataset"].unique():
         if dataset not in set(found["dataset"]):
-            raise ConfigError(
-                f"no attack was measured when tuning on '{dataset}'; measure more "
-                "often: --leak-every 1"
-            )
+            problem = f"no attack was measured when tuning on '{dataset}'"
+            raise ConfigError(f"{problem}; measure more often: --leak-every 1")
     grouped = found.groupby([*_METHOD, "setting"], sort=False)
     means = grouped.agg(dcs=("dcs", "mean"), failed=("untrained", any))
     order = means.sort_values(["failed", "dcs"], ascending=[True, False], kind="stable")
@@ -244,50 +225,29 @@ def choose(study: Study) -> dict[tuple[str, str], str]:
 
 
 def ranking(cells: pd.DataFrame, beta: float = 0.5) -> pd.DataFrame:
-    """Return the methods of each dataset and over all, the best first.
+    """Return the methods of each dataset and over all, the best mean DCS first.
 
-    A method is ranked by its mean DCS over attacks and seeds. Over all datasets it is
-    the mean of its DCS on those where every method was run. Methods with a run that did
-    not train follow those without one.
-
-    Columns are dataset (``"all datasets"`` for the mean), method, setting, rank, dcs,
-    leak (mean over attacks), largest_leak and largest_attack (means over seeds),
-    utility, utility_none, and untrained, a reason or an empty text.
-
-    Examples
-    --------
-    >>> rows = [("none", 1.0, 0.9, 0.9), ("iso", 0.6, 0.8, 0.9)]
-    >>> names = ["method", "leak", "utility", "utility_none"]
-    >>> found = pd.DataFrame(rows, columns=names)
-    >>> found = found.assign(dataset="a", setting="", attack="norm", seed=0)
-    >>> ranking(found.assign(untrained=""))["method"].tolist()[:2]
-    ['iso', 'none']
+    The DCS over all is the mean of datasets on which every method was run. Methods
+    with a run that did not train follow those without one.
     """
-    scored = cells.assign(
-        dcs=dcs(cells["leak"], cells["utility"], cells["utility_none"], beta)
-    )
+    score = dcs(cells["leak"], cells["utility"], cells["utility_none"], beta)
+    scored = cells.assign(dcs=score)
     by_attack = scored.groupby([*_METHOD, "attack"], sort=False)["leak"].mean()
     largest = by_attack.groupby(_METHOD, sort=False).max().rename("largest_leak")
     strongest = by_attack.groupby(_METHOD, sort=False).idxmax().str[-1]
-    names = {
-        name: (name, "mean") for name in ("dcs", "leak", "utility", "utility_none")
-    }
-    own = scored.groupby(_METHOD, sort=False).agg(
-        setting=("setting", "first"), **names, untrained=("untrained", _reason)
-    )
+    names = {n: (n, "mean") for n in ("dcs", "leak", "utility", "utility_none")}
+    failed = {"untrained": ("untrained", _reason)}
+    grouped = scored.groupby(_METHOD, sort=False)
+    own = grouped.agg(setting=("setting", "first"), **names, **failed)
     own = own.join(largest).join(strongest.rename("largest_attack")).reset_index()
     shared = own[own["dataset"].isin(common_datasets(own))]
     numbers = {n: (n, "mean") for n in (*names, "largest_leak")}
-    over_all = shared.groupby("method", sort=False).agg(
-        **numbers, untrained=("untrained", _reason)
-    )
+    over_all = shared.groupby("method", sort=False).agg(**numbers, **failed)
     over_all = over_all.reset_index().assign(dataset=ALL, setting="", largest_attack="")
     whole = pd.concat([own, over_all], ignore_index=True)
-    whole = whole.assign(failed=whole["untrained"] != "")
-    places = {name: place for place, name in enumerate(whole["dataset"].unique())}
-    whole = whole.assign(place=whole["dataset"].map(places)).sort_values(
-        ["place", "failed", "dcs"], ascending=[True, True, False], kind="stable"
-    )
+    place, lost = pd.factorize(whole["dataset"])[0], whole["untrained"] != ""
+    whole = whole.assign(place=place, failed=lost, minus=-whole["dcs"])
+    whole = whole.sort_values(["place", "failed", "minus"], kind="stable")
     rank = whole.groupby("dataset").cumcount() + 1
     order = ["dataset", "method", "setting", "rank", "dcs", "leak", "largest_leak"]
     order += ["largest_attack", "utility", "utility_none", "untrained"]

@@ -33,6 +33,9 @@ _FIELDS |= {option: _FIELDS[name] for name, option in OPTIONS.items()}
 _PRESET = "preset"
 # Settings whose text is a name with parameters, or several of them.
 SPECS = ("defense", "objective", _PRESET, "attack", "optimizer", "bottom", "top")
+# Everything that has parameters, by name.
+_REGISTRIES: list[Iterable[str]] = [DEFENSES, OBJECTIVES, PRESETS, SCORE_ATTACKS]
+_REGISTRIES += [COMPLETIONS, OPTIMIZERS, BOTTOM_MODELS, TOP_MODELS]
 _BETWEEN = re.compile(r"(\s*[|;]\s*|\s*@\s*\d+\s+)")  # the parts of a defense
 _PARTY = re.compile(r"([^:=@|]+=)(.*)", re.DOTALL)
 
@@ -65,7 +68,7 @@ class Method:
         if "." not in name:
             return True
         where = name.partition(".")[0]
-        setting = _canonical(where.replace("-", "_"))
+        setting = _canonical(where)
         for field in SPECS:
             text = self.settings.get(field, getattr(config, field, ""))
             names = [full_name(n) for n in _names(field, text) if n != VANILLA]
@@ -90,9 +93,8 @@ def parse_method(text: str) -> Method:
         settings[name] = value
     own = preset(settings[_PRESET]) if _PRESET in settings else {}
     if given := set(own) & set(settings) & set(SPECS):
-        raise ConfigError(
-            f"'{text}': the preset has a {min(given)} of its own; give only one of them"
-        )
+        problem = f"'{text}': the preset has a {min(given)} of its own"
+        raise ConfigError(f"{problem}; give only one of them")
     return Method(text.strip(), settings)
 
 
@@ -101,23 +103,20 @@ def _kind(text: str) -> str:
     name = text.partition(":")[0].strip()
     if full_name(name) in DEFENSES:
         return "defense"
-    kinds: dict[str, Iterable[str]] = {_PRESET: PRESETS, "objective": OBJECTIVES}
-    return next(
-        (kind for kind, known in kinds.items() if name in set(known)), "defense"
-    )
+    objective = "objective" if name in OBJECTIVES else "defense"
+    return _PRESET if name in PRESETS else objective
 
 
 def setting_name(name: str) -> str:
     """Return the name of a setting as `RunConfig` has it, or refuse an unknown one."""
-    plain = name.replace("-", "_")
-    if plain not in _FIELDS:
+    if name.replace("-", "_") not in _FIELDS:
         raise unknown_name("setting", name, _FIELDS)
-    return _canonical(plain)
+    return _canonical(name)
 
 
 def _canonical(name: str) -> str:
-    by_option = {option: field for field, option in OPTIONS.items()}
-    return by_option.get(name, name)
+    plain = name.replace("-", "_")
+    return {option: field for field, option in OPTIONS.items()}.get(plain, plain)
 
 
 def typed(name: str, text: str) -> Any:
@@ -137,13 +136,6 @@ def full_name(name: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-def known_methods() -> list[str]:
-    """Return the names of everything that has parameters."""
-    registries: list[Iterable[str]] = [DEFENSES, OBJECTIVES, PRESETS, SCORE_ATTACKS]
-    registries += [COMPLETIONS, OPTIMIZERS, BOTTOM_MODELS, TOP_MODELS]
-    return list(dict.fromkeys(name for known in registries for name in known))
-
-
 def _pieces(setting: str, text: str) -> list[str]:
     """Cut a text into specs, at even places, and what is between them."""
     if not text.strip():
@@ -155,8 +147,7 @@ def _pieces(setting: str, text: str) -> list[str]:
             pieces += [piece] if party is None else ["", party[1], party[2]]
         return pieces
     if setting == "attack":
-        parts = split_specs(text)
-        return [p for part in parts for p in (part, ",")][:-1]
+        return [p for part in split_specs(text) for p in (part, ",")][:-1]
     return [text]
 
 
@@ -168,7 +159,7 @@ def _names(setting: str, text: str) -> Iterator[str]:
 def _set_parameter(texts: dict[str, str], name: str, value: str) -> None:
     """Give a parameter a value, in the text of a setting or wherever a method is."""
     where, _, parameter = name.partition(".")
-    setting = _canonical(where.replace("-", "_"))
+    setting = _canonical(where)
     found = 0
     for field in [setting] if setting in SPECS else SPECS:
         pieces = _pieces(field, texts.get(field, ""))
@@ -186,10 +177,8 @@ def _set_parameter(texts: dict[str, str], name: str, value: str) -> None:
     if found != 1:
         known = sorted({n for s in SPECS for n in _names(s, texts.get(s, ""))})
         problem = "stands for several methods" if found else "stands for no method"
-        raise ConfigError(
-            f"'{name}' {problem}; write <method>.{parameter} with one of "
-            f"{', '.join(known)}"
-        )
+        remedy = f"write <method>.{parameter} with one of {', '.join(known)}"
+        raise ConfigError(f"'{name}' {problem}; {remedy}")
 
 
 def parse_values(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -213,7 +202,7 @@ def _check_name(name: str) -> None:
     if not dot:
         setting_name(name)
         return
-    known = [*SPECS, *known_methods()]
+    known = [*SPECS, *dict.fromkeys(name for each in _REGISTRIES for name in each)]
     if full_name(where) not in known and where.replace("-", "_") not in known:
         raise unknown_name("method", where, known)
     if not parameter.isidentifier():

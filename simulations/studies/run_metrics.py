@@ -1,7 +1,4 @@
-"""Utility, leakage and model completion of runs, as queries of their records.
-
-Every function takes what :func:`flower_vfl.simulations.results.tables` returns.
-"""
+"""Utility, leakage and model completion of runs, as queries of ``results.tables``."""
 
 from __future__ import annotations
 
@@ -37,10 +34,8 @@ def utilities(records: pd.DataFrame) -> pd.DataFrame:
     order = found["split"].map(_SPLITS.index) * len(metrics)
     found = found.assign(order=order + found["metric"].map(metrics.index))
     found = found.sort_values("order", kind="stable").drop_duplicates(RUN)
-    regression = found["metric"] == MAIN_METRIC["regression"]
-    return found.assign(regression=regression).set_index(RUN)[
-        ["name", "metric", "value", "regression"]
-    ]
+    found = found.assign(regression=found["metric"] == MAIN_METRIC["regression"])
+    return found.set_index(RUN)[["name", "metric", "value", "regression"]]
 
 
 def main_metric(records: pd.DataFrame) -> str:
@@ -53,12 +48,11 @@ def main_metric(records: pd.DataFrame) -> str:
 def leaks(records: pd.DataFrame) -> pd.DataFrame:
     """Return the leak of every attack on every party, 0.5 (ρ: 0) where nothing leaks.
 
-    For classes it is the mean leak AUC a over the batches, or 1 − a if that is larger:
-    an attack that is reliably wrong is right when reversed. For a regression it is the
-    mean of |ρ|. `flipped` is the mean of batches that were flipped one by one, `random`
-    marks random gradients, and `coalition` parties that share their gradients. The leak
-    of an attack on an epoch is that of the last epoch, and `beyond` how much higher it
-    is than that of the model's own predictions for the same rows.
+    It is the mean leak AUC a over the batches, or 1 − a if that is larger: an attack
+    that is reliably wrong is right when reversed. For a regression it is the mean of
+    |ρ|, and for an attack on an epoch that of the last one. `flipped` is the mean of
+    batches that were flipped one by one, `random` marks random gradients, `coalition`
+    parties that share theirs, and `beyond` is the leak beyond the model's predictions.
     """
     wide = mean_leaks(records, utilities(records)["regression"], RUN)
     coalition = wide["party"].str.contains("+", regex=False)
@@ -136,11 +130,10 @@ def run_columns(records: pd.DataFrame) -> pd.DataFrame:
         found.assign(name=names, value=found["leak"]),
         bounds(records).reset_index().assign(name="auc_bound"),
         done.assign(name="completion_" + done["attack"] + "_" + done["split"]),
-        whole_run(records, "seconds_total").reset_index().assign(name="seconds"),
-        whole_run(records, "seconds_step")
-        .reset_index()
-        .assign(name="seconds_per_step"),
     ]
+    for metric, name in (("total", "seconds"), ("step", "seconds_per_step")):
+        found = whole_run(records, f"seconds_{metric}").reset_index()
+        parts.append(found.assign(name=name))
     whole = pd.concat([part[[RUN, "name", "value"]] for part in parts])
     whole = whole.drop_duplicates([RUN, "name"])  # training rows may be evaluated twice
     wide = whole.pivot(index=RUN, columns="name", values="value")

@@ -1,9 +1,8 @@
 """A study: a folder of runs that differ in a few settings, and a table of them all.
 
 The folder holds ``study.json`` (what was to be run), ``runs/<key>/result.json`` (what
-each run found) and ``results.csv`` (one row for each finished run). A result is written
-whole or not at all, and a run that has one is not repeated: a study that was killed
-goes on where it was.
+each run found) and ``results.csv`` (one row for each finished run). A run that has a
+result is not repeated.
 """
 
 from __future__ import annotations
@@ -17,17 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from flower_vfl.errors import ConfigError, PartyError, unknown_name
-from flower_vfl.simulations.results import (
-    FORMAT,
-    RESULT_FILE,
-    RUN,
-    check_format,
-    read_json,
-    save_result,
-    tables,
-    write_whole,
-)
+from flower_vfl.errors import ConfigError, PartyError, check_name
+from flower_vfl.simulations import results
+from flower_vfl.simulations.results import RESULT_FILE, RUN, read_json, write_whole
 from flower_vfl.simulations.runtime.engines import ENGINES
 from flower_vfl.strategies.progress import StudyProgress
 from flower_vfl.strategies.state import interruptible
@@ -57,16 +48,15 @@ class Study:
         """Read a study, with what is finished of it."""
         known = read_json(folder / STUDY_FILE)
         if known is None:
-            raise ConfigError(
-                f"'{folder}' has no {STUDY_FILE}; give the --out folder of a study"
-            )
-        check_format(known, folder / STUDY_FILE)
+            wrong = f"'{folder}' has no {STUDY_FILE}"
+            raise ConfigError(f"{wrong}; give the --out folder of a study")
+        results.check_format(known, folder / STUDY_FILE)
         study = cls(folder, known["kind"], known["title"], known["extra"])
         study.trials, study.errors = known["trials"], known.get("errors", {})
         for trial in study.trials:
-            document = read_json(study.run_folder(trial["key"]) / RESULT_FILE)
-            if document is not None:
-                check_format(document, study.run_folder(trial["key"]) / RESULT_FILE)
+            path = study.run_folder(trial["key"]) / RESULT_FILE
+            if (document := read_json(path)) is not None:
+                results.check_format(document, path)
                 study.documents[trial["key"]] = document
         return study
 
@@ -81,20 +71,13 @@ class Study:
 
     def save(self) -> None:
         """Write ``study.json``, whole or not at all."""
-        known = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "title": self.title,
-            "varied": self.varied,
-            "trials": self.trials,
-            "errors": self.errors,
-            "extra": self.extra,
-        }
+        names = ("kind", "title", "varied", "trials", "errors", "extra")
+        known = {"format": results.FORMAT} | {n: getattr(self, n) for n in names}
         write_whole(self.folder / STUDY_FILE, json.dumps(known, indent=2).encode())
 
     def records(self) -> pd.DataFrame:
         """Return what all finished runs measured, as one table of records."""
-        return tables({key: self.documents[key] for key in self.finished})
+        return results.tables({key: self.documents[key] for key in self.finished})
 
     @property
     def finished(self) -> list[str]:
@@ -107,11 +90,7 @@ class Study:
         return pd.DataFrame([t["labels"] for t in self.trials], keys, dtype=str)
 
     def frame(self) -> pd.DataFrame:
-        """Return one row for each finished trial.
-
-        Columns are the key, the labels, the settings that differ beyond them, and those
-        of :func:`flower_vfl.simulations.studies.run_metrics.run_columns`.
-        """
+        """Return a row for each finished trial: labels, other settings, results."""
         if not (keys := self.finished):
             return pd.DataFrame()
         documents, records = [self.documents[key] for key in keys], self.records()
@@ -133,15 +112,12 @@ class Study:
 
     def write_table(self, format: str = "csv") -> Path:
         """Write the frame beside ``study.json`` and return its path."""
-        if format not in TABLES:
-            raise unknown_name("format", format, TABLES)
+        check_name("format", format, TABLES)
         path = self.folder / TABLES[format]
         part = path.with_name(f".{path.name}.{os.getpid()}")
         frame = self.frame()
-        if format == "csv":
-            frame.to_csv(part, index=False)
-        else:
-            frame.to_parquet(part, index=False)
+        write = frame.to_csv if format == "csv" else frame.to_parquet
+        write(part, index=False)
         part.replace(path)
         return path
 
@@ -165,7 +141,8 @@ def run_study(
     """
     _check(trials, workers, workers > 1 or bool(ray_address), gpus)
     unique = {trial.key: trial for trial in trials}
-    study = _begin(folder, kind, title, unique, dict(extra or {}))
+    study = Study(folder, kind, title, dict(extra or {}))
+    _begin(study, unique)
     waiting = {k: t for k, t in unique.items() if k not in study.documents}
     progress = StudyProgress(title, len(unique), len(study.documents), bar)
     try:
@@ -188,32 +165,21 @@ def _check(trials: Sequence[Trial], workers: int, on_ray: bool, gpus: float) -> 
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
     if gpus < 0 or (gpus and not on_ray):
-        raise ConfigError(
-            f"gpus is the share of each run on Ray, got {gpus:g}; give --workers or "
-            "--ray-address too"
-        )
+        remedy = "give --workers or --ray-address too"
+        raise ConfigError(f"gpus is a share of a run on Ray, got {gpus:g}; {remedy}")
     if not trials:
         raise ConfigError("a study needs at least one run")
     for trial in trials:
-        if trial.engine not in ENGINES:
-            raise unknown_name("engine", trial.engine, ENGINES)
+        check_name("engine", trial.engine, ENGINES)
         if trial.engine not in ("in-process", "stacked") and on_ray:
-            raise ConfigError(
-                f"the engine '{trial.engine}' starts Ray itself; use --workers 1"
-            )
+            engine = f"the engine '{trial.engine}'"
+            raise ConfigError(f"{engine} starts Ray itself; use --workers 1")
 
 
-def _begin(
-    folder: Path,
-    kind: str,
-    title: str,
-    trials: Mapping[str, Trial],
-    extra: dict[str, Any],
-) -> Study:
+def _begin(study: Study, trials: Mapping[str, Trial]) -> None:
     """Write down what is to be run, and find what is finished already."""
-    check_folder(folder, kind)
-    folder.mkdir(parents=True, exist_ok=True)
-    study = Study(folder, kind, title, extra)
+    check_folder(study.folder, study.kind)
+    study.folder.mkdir(parents=True, exist_ok=True)
     study.trials = [
         {"key": key, "digest": trial.digest, "labels": dict(trial.labels)}
         for key, trial in trials.items()
@@ -223,7 +189,6 @@ def _begin(
         if document is not None and trial.made(document):
             study.documents[key] = document
     study.save()
-    return study
 
 
 def check_folder(folder: Path, kind: str) -> None:
@@ -245,7 +210,7 @@ def _keep(study: Study, key: str, outcome: Outcome, workers: int) -> None:
     document["config"] |= {"out": "", "state_dir": ""}  # the folder may be moved
     for name, content in files.items():
         write_whole(study.run_folder(key) / name, content)
-    save_result(document, study.run_folder(key))
+    results.save_result(document, study.run_folder(key))
     study.documents[key] = document
 
 

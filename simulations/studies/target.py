@@ -81,14 +81,13 @@ def find_settings(
 ) -> list[Search]:
     """Return each method's search; its ``at(strong)`` is what to compare.
 
-    Settings are chosen by their leak alone, for the first seed. If the mean over all
-    seeds exceeds the target, stronger ones are tried.
+    Settings are chosen by the leak of the first seed; stronger ones are tried if the
+    mean over all seeds exceeds the target.
     """
     searches = [Search(method) for method in methods]
     for _ in range(_ROUNDS):
-        asked = [
-            (each, (each.weak + each.strong) / 2) for each in searches if each.open
-        ]
+        still = [each for each in searches if each.open]
+        asked = [(each, (each.weak + each.strong) / 2) for each in still]
         if not asked:
             break
         leaks = measure([each.at(place) for each, place in asked], False)

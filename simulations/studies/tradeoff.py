@@ -59,13 +59,7 @@ def staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def area(points: Sequence[tuple[float, float]]) -> float:
-    """Return the area under the staircase of some points, for privacy from 0 to 1.
-
-    Examples
-    --------
-    >>> area([(0.5, 1.0), (1.0, 0.5)])
-    0.75
-    """
+    """Return the area under the staircase of some points, for privacy from 0 to 1."""
     total, before = 0.0, 0.0
     for x, y in staircase(points):
         total += (x - before) * y
@@ -76,8 +70,7 @@ def area(points: Sequence[tuple[float, float]]) -> float:
 def tradeoff_points(records: pd.DataFrame, settings: pd.Series[Any]) -> pd.DataFrame:
     """Return privacy (x) and utility (y) of each setting, means over its runs.
 
-    `settings` has the setting of each run. A run without an evaluation or without an
-    attack is left out.
+    A run without an evaluation or without an attack is left out.
     """
     found, leaks = run_metrics.utilities(records), run_metrics.largest_leaks(records)
     trained = run_metrics.over_training(records)
@@ -118,11 +111,8 @@ def tradeoff(study: Study) -> dict[str, Any]:
     curves: dict[str, dict[str, Any]] = {}
     for defense, listed in points.items():
         places = [(point["x"], point["y"]) for point in listed]
-        curves[defense] = {
-            "area": area(places),
-            "curve": staircase(places),
-            "points": listed,
-        }
+        size = {"area": area(places), "curve": staircase(places)}
+        curves[defense] = size | {"points": listed}
     ranked = sorted(curves.items(), key=lambda item: -item[1]["area"])
     return {"metric": run_metrics.main_metric(records), "curves": dict(ranked)}
 
@@ -131,9 +121,7 @@ def untrained(records: pd.DataFrame) -> pd.Series[str]:
     """Return why each run did not train; an empty text for one that did.
 
     A run did not train if its utility goes less than a tenth of the way from a guess to
-    a perfect model, or if the training loss of its last epoch is not finite or more
-    than ten times that of the first. A guess has an AUC of 0.5, a ρ of 0, and for
-    several classes the accuracy of always naming the largest one, where it is known.
+    a perfect model, or if its last loss is not finite or above ten times the first.
     """
     found = run_metrics.utilities(records)
     known = found["metric"].map(_GUESSES).astype("float64")
@@ -209,17 +197,8 @@ def summary(values: pd.Series[float]) -> dict[str, float]:
 def verdict(document: Row, target: float | None = None) -> Iterator[str]:
     """Yield what a comparison amounts to, in sentences: first what to choose.
 
-    Of the methods that trained, the choice is the one with the largest product of
-    privacy and utility, as a sweep defines them. With a `target` it is the one with the
-    best utility among those whose largest leak is at most that.
-
-    Examples
-    --------
-    >>> none = {"defense": "none", "largest_leak": 1.0, "utility": {"mean": 0.85}}
-    >>> iso = {"defense": "iso", "largest_leak": 0.7, "utility": {"mean": 0.84}}
-    >>> rows = [none | {"area": 0.0}, iso | {"area": 0.41}]
-    >>> print(*verdict({"metric": "test_auc", "rows": rows}))
-    Choose iso: largest leak 1.00 → 0.70, test AUC −0.010.
+    Of the methods that trained, the choice has the largest product of privacy and
+    utility, or with a `target` the best utility of those that leak at most that.
     """
     metric = metric_name(document["metric"])
     rows: Sequence[Row] = [row for row in document["rows"] if "area" in row]
@@ -230,10 +209,8 @@ def verdict(document: Row, target: float | None = None) -> Iterator[str]:
     limit = leak - _HELPS if target is None else target
     kept = [row for row in good if row["largest_leak"] <= limit]
     if plain is not None and plain in failed:
-        yield (
-            f"The model does not train even without a defense ({plain['untrained']}): "
-            "change its settings or its data first."
-        )
+        failure = f"does not train even without a defense ({plain['untrained']})"
+        yield f"The model {failure}: change its settings or its data first."
     elif target is not None and leak <= target:
         yield f"No defense is needed: without one the largest leak is {leak:.2f}."
     elif kept:
@@ -244,10 +221,8 @@ def verdict(document: Row, target: float | None = None) -> Iterator[str]:
         yield f"No defense helps: none lowers the largest leak, {leak:.2f}."
     elif good:
         closest = min(good, key=lambda row: row["largest_leak"])
-        yield (
-            f"No defense keeps the largest leak at or below {target:g}; closest is "
-            f"{_described(closest, plain, metric)}."
-        )
+        near = f"closest is {_described(closest, plain, metric)}"
+        yield f"No defense keeps the largest leak at or below {target:g}; {near}."
     parts: dict[str, list[str]] = {}
     for row in failed:
         some, _, _ = row["untrained"].rpartition(" runs:")

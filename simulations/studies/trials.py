@@ -1,7 +1,4 @@
-"""The runs of a study: checked, then run one by one here or several at once on Ray.
-
-Beside them, what a run is compared with: a guess, and the label party alone.
-"""
+"""The runs of a study, here or on Ray; a guess and the label party alone."""
 
 import hashlib
 import json
@@ -20,12 +17,7 @@ from typing import Any
 import torch
 
 from flower_vfl.errors import ConfigError, VerticalError
-from flower_vfl.leakage.attacks.registry import (
-    DEFAULT_ATTACKS,
-    SCORE_ATTACKS,
-    build_attack,
-    fits,
-)
+from flower_vfl.leakage.attacks import registry
 from flower_vfl.objectives import Task
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.randomness import RandomState, derive_seed
@@ -97,13 +89,10 @@ def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
     """Run once; return the result document and the files beside it."""
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="flower-vfl-") as folder:
-        placed = replace(
-            config,
-            out=folder,
-            state_dir=str(Path(folder) / PARTIES_FOLDER),
-            resume=False,
-            transport="plain" if engine == "flower" else "resident",
-        )
+        states = str(Path(folder) / PARTIES_FOLDER)
+        placed = replace(config, out=folder, state_dir=states, resume=False)
+        transport = "plain" if engine == "flower" else "resident"
+        placed = replace(placed, transport=transport)
         try:
             document = run_and_attack(placed, engine) | {GUESS: guess(config)}
         finally:
@@ -117,10 +106,7 @@ def run_trial(config: RunConfig, engine: str) -> tuple[dict[str, Any], Files]:
 
 
 def outcomes(
-    trials: Mapping[str, Trial],
-    workers: int,
-    ray_address: str,
-    gpus: float,
+    trials: Mapping[str, Trial], workers: int, ray_address: str, gpus: float
 ) -> Iterator[tuple[str, Outcome]]:
     """Run trials; yield the key of each and what it found, as soon as it ends."""
     if not trials:
@@ -166,9 +152,7 @@ def _on_ray(
         yield key, outcome
 
 
-def _in_worker(
-    config: RunConfig, engine: str, plugins: list[str]
-) -> tuple[dict[str, Any], Files]:
+def _in_worker(config: RunConfig, engine: str, plugins: list[str]) -> Outcome:
     _be_quiet()
     load_plugins(plugins)
     return run_trial(config, engine)
@@ -185,22 +169,18 @@ def _ray(address: str, cpus: int) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(
-            "several workers need Ray: pip install 'flower-vfl[sim]'"
-        ) from error
+        needed = "several workers need Ray: pip install 'flower-vfl[sim]'"
+        raise ConfigError(needed) from error
     if ray.is_initialized():
         yield ray
         return
     _be_quiet()
+    own: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        own |= {"include_dashboard": False, "num_cpus": cpus}
     try:
         with interruptible():  # Ray crashes if its start is interrupted
-            ray.init(
-                address=address or "local",
-                include_dashboard=None if address else False,
-                num_cpus=None if address else cpus,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            ray.init(address=address or "local", **own)
         yield ray
     finally:
         ray.shutdown()
@@ -216,8 +196,9 @@ def task_of(config: RunConfig) -> Task:
 def default_attacks(config: RunConfig) -> str:
     """Return the score attacks that fit a run's data: the usual ones and plugins'."""
     task = task_of(config)
-    fitting = [name for name in ADDED.get("SCORE_ATTACKS", []) if fits(name, task)]
-    return ",".join([*DEFAULT_ATTACKS[task], *fitting])
+    added = ADDED.get("SCORE_ATTACKS", [])
+    fitting = [name for name in added if registry.fits(name, task)]
+    return ",".join([*registry.DEFAULT_ATTACKS[task], *fitting])
 
 
 def check_run(config: RunConfig) -> None:
@@ -227,8 +208,8 @@ def check_run(config: RunConfig) -> None:
     parse_rates(config.learning_rate)
     check_attacks(config)
     for text in split_specs(config.attack):
-        if parse_spec(text)[0] in SCORE_ATTACKS:
-            build_attack(text, task_of(config))
+        if parse_spec(text)[0] in registry.SCORE_ATTACKS:
+            registry.build_attack(text, task_of(config))
     objective_for(config, _rows(config, 0))
     spec = _rows(config, 1).data.spec
     assert spec is not None  # a passive party without columns was refused
@@ -251,13 +232,11 @@ def check_trials(trials: Iterable[Trial]) -> None:
     _load.cache_clear()  # the runs load what they need themselves
 
 
+_load = lru_cache(maxsize=2)(load_rows)  # the same data for most runs of a study
+
+
 def _rows(config: RunConfig, index: int) -> PartyRows:
     return _load(data_of(config), index)
-
-
-@lru_cache(maxsize=2)  # the same data for most runs of a study
-def _load(config: RunConfig, index: int) -> PartyRows:
-    return load_rows(config, index)
 
 
 def data_of(config: RunConfig) -> RunConfig:
@@ -281,8 +260,7 @@ def _guess(config: RunConfig) -> float:
 def train_alone(config: RunConfig, epochs: int, split: str) -> Mapping[str, float]:
     """Return the metrics of a model of the label party's own columns, {} without any.
 
-    It has the run's bottom model, top model, optimizer, batches and split of the rows.
-    In a run that aligns ids, the label party splits its own rows.
+    All else is as in the run, but where ids are aligned the party splits its own rows.
     """
     plain = replace(config, **_PLAIN)
     rows = load_rows(plain, 0)
@@ -294,11 +272,9 @@ def train_alone(config: RunConfig, epochs: int, split: str) -> Mapping[str, floa
     party.describe(b"")
     rates = parse_rates(config.learning_rate)
     rate = rates.get("label") if isinstance(rates, dict) else rates
+    given = config.seed, config.batch_size, 8192
     fractions = config.test_fraction, config.valid_fraction
-    size = config.batch_size
-    party.configure(
-        TrainingConfig(config.seed, size, 8192, *fractions, {}, "mean", rate or 0.0)
-    )
+    party.configure(TrainingConfig(*given, *fractions, {}, "mean", rate or 0.0))
     step, schedule = 0, party.configured()
     for epoch in range(1, epochs + 1):
         for index in range(schedule.batches("train", training=True)):

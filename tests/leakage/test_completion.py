@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, roc_auc_score, top_k_accuracy_score
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.leakage import completion
+from flower_vfl.leakage import mixmatch
 from flower_vfl.leakage.completion import CompletionResult, ModelCompletion
 from flower_vfl.leakage.mixmatch import (
     CompletedModel,
@@ -115,7 +115,7 @@ def test_only_auxiliary_labels_are_learned_from(
     bottom, x, four = victim
     y = four // 2
     known = auxiliary_rows(y, 2, 8, 0)
-    monkeypatch.setattr(completion, "auxiliary_rows", lambda *_: known)
+    monkeypatch.setattr(mixmatch, "auxiliary_rows", lambda *_: known)
     turned = 1 - y
     turned[known] = y[known]
     settings = replace(QUICK, steps=20, metric="accuracy")

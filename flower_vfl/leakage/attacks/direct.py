@@ -40,16 +40,12 @@ def direct_attack(gradient: Tensor, hard: bool = True) -> Tensor:
 
 
 def direct_success(gradient: Tensor, labels: Tensor) -> float:
-    """Return the success of the direct attack as LADSG tabulates it.
-
-    F1 for two classes, not a number if none is of class 1; accuracy for more.
+    """Return the direct attack's F1 for two classes, accuracy for more, as in LADSG.
 
     Parameters
     ----------
-    gradient : Tensor
-        One column for a binary task, one per class otherwise.
-    labels : Tensor
-        Class numbers.
+    gradient, labels : Tensor
+        As for :func:`direct_attack`, and class numbers; NaN if none is of class 1.
 
     Examples
     --------
@@ -82,10 +78,8 @@ class DirectAttack:
         binary = known.task == "binary"
         if width > 2 if binary else width <= max(known.classes):
             wanted = "1 or 2" if binary else "one per class"
-            raise ConfigError(
-                "the direct attack reads the gradient of summed logits, with columns "
-                f"{wanted}; this one has {width}"
-            )
+            problem = "the direct attack reads the gradient of summed logits, with"
+            raise ConfigError(f"{problem} columns {wanted}; this one has {width}")
         scores = direct_attack(rows, self.hard).to(rows)
         if binary:
             return scores if scores.ndim == 1 else scores[:, 1] - scores[:, 0]

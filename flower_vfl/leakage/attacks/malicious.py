@@ -7,9 +7,8 @@ keeps its sign. Afterwards it runs :class:`~flower_vfl.leakage.attacks.ModelComp
 
 What is scaled, g, is the direction of the step before the learning rate: with weight
 decay and momentum in it (SGD), or after Adam's normalisation, which would undo a
-scaling of the raw gradient. That is how the released code does it; there the momentum
-buffer and the gradient share memory, so that the scaling feeds back into the buffer.
-Here the buffer is a tensor of its own.
+scaling of the raw gradient. The released code does the same, but there the scaling
+feeds back into the momentum buffer.
 """
 
 from abc import ABC, abstractmethod
@@ -51,10 +50,7 @@ class _Malicious(Optimizer, ABC):
 
     @abstractmethod
     def direction(self, gradient: Tensor, state: Any, group: dict[str, Any]) -> Tensor:
-        """Return what an honest optimizer would step along, and update its state.
-
-        The tensor that is returned must not be one of the state.
-        """
+        """Return an honest step, in a tensor that is none of the updated state."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -71,10 +67,7 @@ class _Malicious(Optimizer, ABC):
 
     def _descend(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if gradient.is_sparse:
-            raise ConfigError(
-                f"{type(self).__name__} does not support sparse gradients; use an "
-                "embedding with sparse=False"
-            )
+            raise ConfigError("sparse gradients cannot be scaled; set sparse=False")
         if group["weight_decay"]:
             gradient = gradient.add(p, alpha=group["weight_decay"])
         state = self.state[p]
@@ -91,22 +84,10 @@ class MaliciousSGD(_Malicious):
 
     Parameters
     ----------
-    params : ParamsT
-        Parameters or groups of them.
-    lr : float (default: 1e-3)
-        Learning rate.
-    momentum : float (default: 0.0)
-        Momentum.
-    dampening : float (default: 0.0)
-        Dampening of the momentum.
-    weight_decay : float (default: 0.0)
-        L2 penalty.
-    nesterov : bool (default: False)
-        Whether the momentum is Nesterov's.
-    gamma : float (default: 1.0)
-        Strength γ of the scaling; 0 is plain SGD.
-    max_ratio : float (default: 5.0)
-        Largest ratio of the scaling.
+    params, lr, momentum, dampening, weight_decay, nesterov
+        As for ``torch.optim.SGD``.
+    gamma, max_ratio : float (default: 1.0, 5.0)
+        Strength γ of the scaling (0 is plain SGD) and its largest ratio.
 
     Examples
     --------
@@ -156,12 +137,10 @@ class MaliciousAdam(_Malicious):
 
     Parameters
     ----------
-    params, lr, weight_decay, gamma, max_ratio
+    params, lr, betas, eps, weight_decay
+        As for ``torch.optim.Adam``.
+    gamma, max_ratio : float (default: 1.0, 5.0)
         As for :class:`MaliciousSGD`; with γ = 0 it is plain Adam.
-    betas : tuple[float, float] (default: (0.9, 0.999))
-        Decay of the running means of the gradient and of its square.
-    eps : float (default: 1e-8)
-        Added to the denominator.
 
     Examples
     --------

@@ -31,10 +31,8 @@ def similarity_attack(
 
     Parameters
     ----------
-    seen : Tensor
-        Gradients or embeddings, one row per example.
-    examples : Tensor
-        One row for each class.
+    seen, examples : Tensor
+        Gradients or embeddings, one row per example; one row for each class.
     distance : Literal["cosine", "euclid"] (default: "cosine")
         How rows are compared.
 
@@ -64,14 +62,10 @@ def cluster_centers(
 
     Parameters
     ----------
-    seen : Tensor
-        Gradients or embeddings, one row per example.
-    clusters : int
-        How many there are: the number of classes.
-    distance : Literal["cosine", "euclid"] (default: "cosine")
-        How rows are compared.
-    seed : int (default: 0)
-        Of the first centers.
+    seen, clusters : Tensor, int
+        Gradients or embeddings, one row per example; the number of classes.
+    distance, seed : {"cosine", "euclid"}, int (default: "cosine", 0)
+        How rows are compared; seed of the first centers.
 
     Examples
     --------
@@ -91,11 +85,6 @@ def assign(guessed: Tensor, labels: Tensor, classes: int) -> list[int]:
     """Return for each class the cluster that holds most of it, no cluster twice.
 
     Uses the labels: what an attacker finds who names the clusters correctly.
-
-    Examples
-    --------
-    >>> assign(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 1]), 2)
-    [1, 0]
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -20,8 +20,6 @@ from .known import Known, as_rows, rows_and_norms
 def spectral_attack(gradient: Tensor, signed: bool = False) -> Tensor:
     """Return how far every row is from the mean along the direction of most variance.
 
-    Finds the smaller of two groups of rows, e.g. synthetic ones.
-
     Parameters
     ----------
     gradient : Tensor
@@ -64,23 +62,17 @@ def spectral_scores(gradient: Tensor, known: Known) -> Tensor:
 def membership_aucs(seen: Tensor, real: Tensor) -> dict[str, float]:
     """Return the AUCs of the spectral attack against "is synthetic".
 
-    The paper's score is the distance from the mean, whose AUC is given as it is. Where
-    half of the rows are synthetic, two groups lie as far from their common mean, and
-    only the side tells them apart (the paper's "2-clustering"): its AUC is given as
-    max(a, 1 − a), because the sign of a direction is arbitrary.
-
     Parameters
     ----------
-    seen : Tensor
-        What the attacker sees of each row of a batch, of any shape.
-    real : Tensor
-        Which rows are real.
+    seen, real : Tensor
+        What the attacker sees of each row of a batch, and which rows are real.
 
     Returns
     -------
     dict[str, float]
-        ``""`` for the distance and ``"_sides"`` for the side; nothing where all rows
-        are real, or none is.
+        ``""`` for the distance from the mean, the paper's score, and ``"_sides"`` for
+        the side (its "2-clustering"), as max(a, 1 − a): it tells two groups of equal
+        size apart, but its sign is arbitrary. Nothing where all or no rows are real.
 
     Examples
     --------

@@ -50,9 +50,9 @@ def plain_folder(study_folder: Path) -> Path:
 @pytest.fixture
 def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the charts, which take most of the time, for what is said in words."""
-    for kind in ("tradeoff", "leak", "privacy", "utility", "gradient", "cost"):
+    for kind in ("tradeoff", "leak", "privacy", "utility", "cost"):
         monkeypatch.setattr(figures, f"{kind}_figures", lambda report: [])
-    monkeypatch.setattr(figures, "embedding_figures", lambda report: [])
+    monkeypatch.setattr(figures, "row_figures", lambda report, what: [])
 
 
 # --- what it says -----------------------------------------------------------------
