@@ -95,12 +95,12 @@ def binary_metrics(predictions: Floats, labels: Floats) -> dict[str, float]:
     >>> round(found["auc"], 3), round(found["f1"], 3)
     (1.0, 0.667)
     """
-    from sklearn.metrics import f1_score  # seconds, which only a label party needs
-
     truth, chosen = labels > 0.5, predictions > 0.5
+    named = int(truth.sum()) + int(chosen.sum())
     result = {
         "accuracy": float(np.mean(truth == chosen)),
-        "f1": float(f1_score(truth, chosen, zero_division=0.0)),
+        # As in scikit-learn, whose checks of its arguments take 5 ms.
+        "f1": 2.0 * int((truth & chosen).sum()) / named if named else 0.0,
         "loss": _cross_entropy(np.where(truth, predictions, 1.0 - predictions)),
         "ace": _calibration_error(predictions, labels),
     }
