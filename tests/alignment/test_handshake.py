@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from covering import covering
 
 from flower_vfl.alignment import AlignmentSettings, Identity, encode_ids
 from flower_vfl.alignment.channel import ChannelError
@@ -82,10 +83,10 @@ def relay_all(
     return sides
 
 
-@pytest.mark.parametrize("method", ["psu", "psi"])
-@pytest.mark.parametrize("names", ["ab", "abc"])
-@pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    ("method", "names", "padding", "saved"),
+    covering(("psu", "psi"), ("ab", "abc"), (0, 3), (False, True)),
+)
 def test_a_handshake_can_be_saved_at_every_message(
     method: str, names: str, padding: int, saved: bool
 ) -> None:

@@ -83,21 +83,35 @@ def test_every_group(group: str, sets: list[list[object]]) -> None:
     check_intersection(sets, align(sets, PsiParty, group))
 
 
-@pytest.mark.parametrize("group", GROUP_NAMES)
+EDGES: list[list[list[object]]] = [
+    [[], []],
+    [[], [1]],
+    [[1], []],
+    [[1], [1]],
+    [[1], [2]],
+    [[1, 2, 3], [3, 1, 2]],
+    [[1, 2, 3], ["1", "2", "3"]],
+    [[1, 2, 3, 4], [3, 4, 5]],
+    [[], [], []],
+    [[1], [1], [1], [1], [1]],
+    [[1, 2], [2, 3], [3, 1], [], [9]],
+]
+EMPTY, SOME = EDGES[1], EDGES[7]
+
+
 @pytest.mark.parametrize(
-    "sets",
+    ("sets", "group"),
     [
-        [[], []],
-        [[], [1]],
-        [[1], []],
-        [[1], [1]],
-        [[1], [2]],
-        [[1, 2, 3], [3, 1, 2]],
-        [[1, 2, 3], ["1", "2", "3"]],
-        [[1, 2, 3, 4], [3, 4, 5]],
-        [[], [], []],
-        [[1], [1], [1], [1], [1]],
-        [[1, 2], [2, 3], [3, 1], [], [9]],
+        pytest.param(
+            sets,
+            group,
+            # The steps are the same in every group, and the primes' are slow.
+            marks=()
+            if group == GROUP_NAMES[0] or sets in (EMPTY, SOME)
+            else pytest.mark.extra,
+        )
+        for group in GROUP_NAMES
+        for sets in EDGES
     ],
 )
 def test_edges(sets: list[list[object]], group: str) -> None:

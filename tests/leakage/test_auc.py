@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from scipy.stats import pearsonr
 from sklearn import metrics
 from torch import Tensor
@@ -25,10 +26,13 @@ def stream(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("ties", [0, 3, 50])
-@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [2.0**-10, 1.0, 2.0**100])  # fits in 32 bits or not
+SCALES = (2.0**-10, 1.0, 2.0**100)  # fits in 32 bits or not
+
+
+@pytest.mark.parametrize(
+    ("ties", "rate", "dtype", "scale"),
+    covering((0, 3, 50), (0.02, 0.3, 0.9), (torch.float32, torch.float64), SCALES),
+)
 def test_auc(ties: int, rate: float, dtype: torch.dtype, scale: float) -> None:
     scores = torch.randn(6, 500, generator=stream(ties), dtype=dtype)
     if ties:

@@ -117,7 +117,13 @@ def test_a_party_that_lost_its_memory_comes_back_to_its_rows(tmp_path: Path) -> 
     assert stages.count("apply") == 6  # once after the handshake, once when it was back
 
 
-@pytest.mark.parametrize("choose", [lambda count: -1, lambda count: count % 2])
+@pytest.mark.parametrize(
+    "choose",
+    [
+        pytest.param(lambda count: -1, marks=pytest.mark.extra),
+        lambda count: count % 2,
+    ],
+)
 def test_a_second_start_on_the_same_nodes(choose: Callable[[int], int]) -> None:
     grid = StatelessGrid(make_app(), 3, {}, choose)
     make_strategy(relay_bytes=4000).start(grid, num_rounds=1)

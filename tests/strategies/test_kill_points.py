@@ -24,7 +24,7 @@ def kills_of(case: str, folder: Path, temporary: bool) -> tuple[Kills, list[obje
     return kills, expected
 
 
-SOME = [(case, False, 2 if case == "plain" else 8) for case in CASES]
+SOME = [(case, False, 4 if case == "plain" else 8) for case in CASES]
 ALL = [
     pytest.param(case, temporary, 1, marks=pytest.mark.extra)
     for case in CASES
@@ -38,7 +38,7 @@ def test_a_run_that_is_killed_at_any_point(
 ) -> None:
     """Without the extra ones, moments that differ in temporary files are one.
 
-    They are every second, and of runs that are not plain, every eighth.
+    They are every fourth, and of runs that are not plain, every eighth.
     """
     kills, expected = kills_of(case, tmp_path / "whole", temporary)
     resumed = 0

@@ -100,7 +100,13 @@ def preferring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float, float],
 
 
 @pytest.mark.parametrize(
-    ("loss", "stateless"), [*((loss, False) for loss in LOSSES), ("unbiased", True)]
+    ("loss", "stateless"),
+    [
+        ("plain", False),
+        ("forward", False),
+        pytest.param("unbiased", False, marks=pytest.mark.extra),
+        ("unbiased", True),
+    ],
 )
 def test_trials_leave_no_trace(
     loss: str,

@@ -219,11 +219,13 @@ CHECKS = {**COMMANDS, "flower-vfl": parse_flower_vfl}
 
 
 def _once(command: re.Match[str]) -> str:
-    return f"{command[1]} --epochs 1{' --seeds 1' if command[2] else ''}"
+    seeds = " --seeds 1" if command[2] else ""
+    words = command[1].replace("seed=0,1", "seed=0")
+    return f"{words} --epochs 1 --batch-size 128{seeds}"
 
 
 def shortened(blocks: Sequence[Block], every: bool = False) -> list[Block]:
-    """Let trainings whose numbers are not shown last for one epoch and one seed.
+    """Let trainings whose numbers are not shown last for one epoch of a few steps.
 
     The folder of a run may be read by a later example, so runs with one stay. With
     ``every``, trainings whose numbers are shown are as short, and without the numbers.

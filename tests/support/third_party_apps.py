@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -321,8 +321,9 @@ class Outcome:
     auc: float
     received: list[tuple[np.ndarray, np.ndarray]]  # gradients and their labels
 
+    @cached_property
     def leaks(self) -> dict[str, float]:
-        """Return the leak AUC of two attacks, the mean over batches and parties."""
+        """The leak AUC of two attacks, the mean over batches and parties."""
         both = [(norm_auc(*batch), cosine_auc(*batch)) for batch in self.received]
         norm, cosine = np.mean(both, axis=0)
         return {"norm": float(norm), "cosine": float(cosine)}

@@ -72,7 +72,7 @@ def test_a_party_on_all_its_rows_trains_as_before_to_the_last_bit(
         ("sampling", "random_pos", 0),
         ("sampling:fixed=false", "majority", 1),
         ("gaussian", "random_pred:samples=2", 0),
-        ("random", "neighbors", 0),
+        pytest.param("random", "neighbors", 0, marks=pytest.mark.extra),
         ("random", "neighbors", 2),
     ],
 )

@@ -62,7 +62,7 @@ def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any, drawn: None) -> N
         outcome = run_tumours(recorded, defense=defense, seed=1)
         found[name] = audited(tmp_path / name, *few, "marvell:s=4")
         recorded = found[name]["leaks"]["none"]["cosine"]
-        assert recorded == pytest.approx(outcome.leaks()["cosine"], abs=0.05)
+        assert recorded == pytest.approx(outcome.leaks["cosine"], abs=0.05)
     plain, defended = (found[name]["leaks"]["none"] for name in found)
     assert plain["cosine"] > 0.95 and plain["similarity:known=false"] > 0.95
     assert defended["cosine"] < 0.75

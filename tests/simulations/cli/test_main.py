@@ -71,7 +71,7 @@ def test_run_prints_a_table_and_json_prints_json_only(
     "defended",
     [
         [],
-        ["--defense", "iso:t=0.1"],
+        pytest.param(["--defense", "iso:t=0.1"], marks=pytest.mark.extra),
         ["--defense", "iso:t=0.1", "--defense-at", "label", "--sealed"],
     ],
     ids=["vanilla", "strategy", "sealed"],

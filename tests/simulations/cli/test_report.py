@@ -214,7 +214,7 @@ def test_unfinished_runs_are_named(plain_folder: Path, without_charts: None) -> 
     assert "marvell:s=1, 0: party &#39;passive-1&#39; &lt;lost&gt;" in text
 
 
-def test_along_a_setting(tmp_path: Path) -> None:
+def test_along_a_setting(tmp_path: Path, without_charts: None) -> None:
     trials = [
         Trial({"parties": str(n), "seed": "0"}, replace(BASE, parties=n, capture=0))
         for n in (1, 2, 4)
@@ -291,7 +291,9 @@ def test_pictures(
             assert solid <= colours, vector
 
 
-def test_a_reproduced_table_stands_beside_the_paper(tmp_path: Path) -> None:
+def test_a_reproduced_table_stands_beside_the_paper(
+    tmp_path: Path, without_charts: None
+) -> None:
     experiment = load_experiment("gafm-original-table-3", quick=True)
     row = experiment.rows[0]
     labels = dict(zip(experiment.axes, row.labels, strict=True)) | {"seed": "0"}
@@ -331,6 +333,7 @@ def test_every_setting_has_a_look_of_its_own(plain_folder: Path) -> None:
 
 def test_command(
     plain_folder: Path,
+    without_charts: None,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,6 +28,7 @@ from flower_vfl.simulations.papers.show import as_markdown
 from flower_vfl.simulations.studies.trials import check_run
 
 NAMES = experiment_names()
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 # How many figures each table of a paper prints; a figure's are those in the text.
 PRINTED = {
     "marvell-table-1": 6,
@@ -114,7 +115,8 @@ def with_every_label() -> dict[str, Experiment]:
     """Return the tables with so many rows that a paper's methods, data ... are run.
 
     Every table has one row at least; what another table of the paper has is not run
-    again with every method, which `make test-all` does.
+    again with every method, nor a method with each of its numbers. `make test-all`
+    does both.
     """
     found: dict[str, Experiment] = {}
     seen: set[tuple[str, str]] = set()
@@ -122,7 +124,7 @@ def with_every_label() -> dict[str, Experiment]:
         experiment = load_experiment(name, quick=True)
         paper, kept = experiment.about["paper"], list[Row]()
         for row in experiment.rows:
-            labels = {(paper, label) for label in row.labels}
+            labels = {(paper, NUMBER.sub("", label)) for label in row.labels}
             if row.config is None:
                 kept.append(row)
             elif labels - seen or all(each.config is None for each in kept):

@@ -104,6 +104,8 @@ def test_text_of_a_folder_is_never_an_expression(study_folder: Path) -> None:
     code = "'] + alert(1) + datum['"
     for trial in study.trials:
         trial["labels"] = {"defense": code + trial["labels"]["defense"], code: code}
+        if trial is not study.trials[0]:  # pictures of rows take time
+            (study.run_folder(trial["key"]) / CAPTURE_FILE).unlink()
     study.save()
     sections = contents(load_report(study_folder)).values()
     for figure in (figure for figures, _ in sections for figure in figures):

@@ -37,13 +37,13 @@ def test_without_a_defense_the_app_trains_as_before(before: Outcome) -> None:
 
 def test_marvell_lowers_the_leak_auc_of_the_app(before: Outcome) -> None:
     after = run_tumours(InProcessGrid, defense="marvell:s=4", seed=1)
-    assert before.leaks()["cosine"] > 0.95
-    assert after.leaks()["cosine"] < before.leaks()["cosine"] - 0.2
-    assert after.leaks()["norm"] < max(before.leaks()["norm"], 0.6)
+    assert before.leaks["cosine"] > 0.95
+    assert after.leaks["cosine"] < before.leaks["cosine"] - 0.2
+    assert after.leaks["norm"] < max(before.leaks["norm"], 0.6)
     assert after.auc > 0.9
     for defense, run in (("before", before), ("`marvell:s=4`", after)):
         shown = documented("`defended_grid`", defense)
-        assert shown == pytest.approx([run.auc, *run.leaks().values()], abs=0.03)
+        assert shown == pytest.approx([run.auc, *run.leaks.values()], abs=0.03)
 
 
 # --- what is sent ---------------------------------------------------------------------

@@ -131,12 +131,12 @@ def test_marvell_lowers_the_leak_auc_of_the_app(before: Outcome) -> None:
     assert before.received[0][0].shape == (128, 2, 8, 4)
     after = run_digits(InProcessGrid, defense="marvell:s=4", seed=1)
     for attack in ("norm", "cosine"):
-        assert before.leaks()[attack] > 0.95
-        assert after.leaks()[attack] < before.leaks()[attack] - 0.2
+        assert before.leaks[attack] > 0.95
+        assert after.leaks[attack] < before.leaks[attack] - 0.2
     assert after.auc > 0.85
     for defense, ended in (("before", before), ("`marvell:s=4`", after)):
         shown = documented("`defense_mod`", defense)
-        assert shown == pytest.approx([ended.auc, *ended.leaks().values()], abs=0.03)
+        assert shown == pytest.approx([ended.auc, *ended.leaks.values()], abs=0.03)
 
 
 def test_a_process_for_every_message_changes_nothing() -> None:
