@@ -199,14 +199,34 @@ class VerticalStrategy(Strategy):
         *,
         resume: bool = False,
     ) -> VerticalResult:
-        """Train for `num_rounds` epochs, and return what was measured.
+        """Train, and return what was measured.
 
-        The nodes of `grid` run a ``vertical_client_app`` and answer within `timeout`
-        seconds. `evaluate_fn` is called after each evaluated epoch with its number and
-        no arrays. `resume` continues from the newest checkpoint that every party has.
         Started again on the same grid, training goes on from the weights that it
-        reached. The other arguments, and the arrays of the result, are empty: models
-        stay with their parties, which this strategy configures.
+        reached; make a new grid to begin anew.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid whose nodes run a ``vertical_client_app``.
+        initial_arrays : ArrayRecord | None (default: None)
+            Must be None or empty: models stay with the parties that own them.
+        num_rounds : int (default: 3)
+            Number of epochs.
+        timeout : float (default: 3600)
+            Seconds to wait for a party's reply.
+        train_config, evaluate_config : ConfigRecord | None (default: None)
+            Must be None or empty: parties are configured by this strategy.
+        evaluate_fn : Callable[[int, ArrayRecord], MetricRecord | None] | None
+            Called after each evaluated epoch, with its number and no arrays.
+        resume : bool (default: False)
+            Continue from the newest checkpoint that every party has.
+
+        Returns
+        -------
+        VerticalResult
+            Flower's result: training and evaluation metrics by epoch. Its arrays are
+            empty, because no model leaves its party. What defenses and attacks report
+            about each party at each step is in ``records``.
         """
         if initial_arrays or train_config or evaluate_config:
             raise ConfigError(

@@ -17,8 +17,12 @@ Two parties send no second list, as in Private-ID (Buddhavarapu et al.,
 https://eprint.iacr.org/2020/599): the other party raises ``H(X_i)^s1`` for both rounds
 (`raise_both`), and party i raises what comes back to s2·s3. With more parties the
 blinded list needs a key of its own: under s1, a party that forwards it could find its
-elements in the union. A party computes 2·Σ|X_j| + |U| exponentiations, and |X_i| more
-with three parties or more.
+elements in the union.
+
+The steps of Algorithm 1 are: `announce` 3 and 5, `raise_both` or `raise_first` 4 and 6,
+`collect` and `merge` 7 and 8, `raise_union` 9, `accept` 10, and `raise_both` or
+`raise_blinded`, `unblind` with `finish` 11 and 12. A party computes 2·Σ|X_j| + |U|
+exponentiations, and |X_i| more with three parties or more.
 
 Lists whose order could link elements are sorted by their bytes; the blinded lists keep
 the order of the blinded elements, which is random to everybody else.

@@ -33,10 +33,14 @@ class DistanceCorrelation(CrossEntropy):
 
     Parameters
     ----------
-    top, classes : nn.Module, int (default: required, 2)
+    top : nn.Module
+        Takes the joined embedding and returns logits.
+    classes : int (default: 2)
         As for :class:`CrossEntropy`.
-    alpha, parts : float, int (default: 0.1, 1)
-        Weight α, and the number of embeddings of equal width in the joined one.
+    alpha : float (default: 0.1)
+        Weight of the distance correlation.
+    parts : int (default: 1)
+        Number of embeddings of equal width in the joined one.
 
     Examples
     --------

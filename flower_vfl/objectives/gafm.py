@@ -171,8 +171,9 @@ class GAFM(AdversarialObjective):
 
     Where the paper is open: the "1-layer" networks have one hidden layer here. The
     paper writes a sigmoid around f in L_CE, and its local models already end in one;
-    here there is one (see `squashed`). With several parties, aggregate by the mean.
-    The running mean of the generator's output in each class orients its predictions.
+    here there is one (see `squashed`). With several parties, aggregate by the mean. The
+    generator may learn a decreasing map, so the training labels orient its predictions,
+    by the running mean of its output in each class.
 
     More than two classes are our extension. The generator then ends in a softmax, and f
     must have a multiple of as many columns as there are classes. Ten classes need a
@@ -180,16 +181,23 @@ class GAFM(AdversarialObjective):
 
     Parameters
     ----------
-    width, classes : int (default: required, 2)
-        Columns of the joined embedding and number of classes.
+    width : int
+        Columns of the joined embedding.
+    classes : int (default: 2)
+        Number of classes.
     delta : float (default: 0.05)
         Δ, from 0 (L_CE does not depend on the labels) to 1 − 1/classes.
-    gamma, sigma : float (default: 1.0, 0.01)
-        γ, the weight of the GAN part, and the standard deviation of the noise ε.
-    clip, hidden : float, int (default: 0.1, 16)
-        Bound on the discriminator's weights; units of the networks' hidden layers.
+    gamma : float (default: 1.0)
+        γ, the weight of the GAN part.
+    sigma : float (default: 0.01)
+        Standard deviation of the noise ε on the labels that the discriminator sees.
+    clip : float (default: 0.1)
+        Bound on the discriminator's weights.
+    hidden : int (default: 16)
+        Units of the hidden layer of generator and discriminator.
     parts : {"both", "gan", "ce"} (default: "both")
-        Parts of the gradient that the parties receive; two are the paper's ablations.
+        Parts of the gradient that the parties receive; ``"gan"`` and ``"ce"`` are the
+        paper's ablations.
     squashed : bool (default: True)
         Whether the parties' models end in a sigmoid, as the paper's do on Spambase and
         IMDB. Ignored with more than two classes.
@@ -205,7 +213,8 @@ class GAFM(AdversarialObjective):
     Attributes
     ----------
     gradient_parts : dict[str, Tensor]
-        The parts ``"gan"`` (times γ) and ``"ce"`` of the last gradient (Figure 2).
+        The two parts of the last gradient, ``"gan"`` (times γ) and ``"ce"``, for the
+        paper's Figure 2. They stay with the label party.
 
     Examples
     --------

@@ -56,11 +56,16 @@ def train_teacher(
     teacher : nn.Module
         Called as ``teacher(*inputs)``; returns logits (B, C). A frozen teacher is not
         changed.
-    inputs, labels : Sequence[Tensor], Tensor
-        Tensors with one row per label, and class numbers.
-    epochs, batch_size, lr : int, int, float (default: 50, 128, 5e-3)
-        Passes over the rows, shuffled by torch's global generator; rows of a batch (a
-        last batch of one row is skipped); learning rate.
+    inputs : Sequence[Tensor]
+        One row per label.
+    labels : Tensor
+        Class numbers.
+    epochs : int (default: 50)
+        Passes over the rows, shuffled by torch's global generator.
+    batch_size : int (default: 128)
+        Rows of a batch; a last batch of one row is skipped.
+    lr : float (default: 5e-3)
+        Learning rate.
 
     Examples
     --------
@@ -114,21 +119,28 @@ class LADistill(CrossEntropy):
 
     Parameters
     ----------
-    top, classes : nn.Module, int (default: required, 2)
-        As for :class:`CrossEntropy`.
+    top : nn.Module
+        Takes the joined embedding and returns logits, as for :class:`CrossEntropy`.
     teacher : nn.Module
         Called with the label party's features, or with the joined embeddings if it has
         none. Returns one logit per class, also for two classes. A frozen teacher is not
         trained.
-    k, eps : int, float (default: 2, 0.3)
-        Number of classes with a weight above 0 (2 for binary tasks), and ε, the total
-        weight of all classes but the first.
+    classes : int (default: 2)
+        Number of classes.
+    k : int (default: 2)
+        Number of classes with a weight above 0; 2 for binary tasks.
+    eps : float (default: 0.3)
+        ε, the total weight of all classes but the first.
     first_epoch : {"vanilla", "silent"} (default: "vanilla")
         The first epoch of a label party without features. ``"vanilla"`` is the paper's:
         cross entropy on the labels. ``"silent"`` (ours) sends zeros to the parties, so
         the teacher learns from the embeddings of untrained models.
-    teacher_epochs, teacher_batch, teacher_lr : int, int, float (default: 50, 128, 5e-3)
-        Epochs, rows of a batch and learning rate of the teacher's training.
+    teacher_epochs : int (default: 50)
+        Epochs of the teacher's training.
+    teacher_batch : int (default: 128)
+        Rows of its batches.
+    teacher_lr : float (default: 5e-3)
+        Learning rate of its Adam.
     balanced : bool (default: False)
         Our extension for rare classes: whether the teacher's probabilities are divided
         by the classes' shares of the training rows. Otherwise a class of 5 % is hardly

@@ -138,8 +138,10 @@ def select_delta(
 
     Parameters
     ----------
-    training, make : SubsetTraining, Callable[[float], GAFM]
-        Parties, rows and training; returns a new objective for a Δ.
+    training : SubsetTraining
+        Parties, rows and training.
+    make : Callable[[float], GAFM]
+        Returns a new objective for a Δ.
     deltas : Sequence[float] (default: (0.05, 0.1, 0.2, 0.3, 0.5))
         The candidates; of equal ones the first is selected.
     repeats : int (default: 5)

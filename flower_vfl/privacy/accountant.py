@@ -43,9 +43,12 @@ class Guarantee:
     Parameters
     ----------
     mechanism : str
-        As of a `Release`, or ``"marvell"`` or ``"none"``.
-    epsilon, delta : float | None (default: None), float (default: 0.0)
+        ``"randomised-response"``, ``"laplace"``, ``"gaussian"``, ``"marvell"`` or
+        ``"none"``.
+    epsilon : float | None (default: None)
         Of label differential privacy; None where there is none.
+    delta : float (default: 0.0)
+        Of label differential privacy.
     auc_bound : float (default: 1.0)
         Largest AUC with which anybody can tell two labels of a row apart.
     scope : str (default: "")

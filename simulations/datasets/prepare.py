@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,9 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.schedule import TRAIN
 
 from .types import InputSpec, PartyData
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,24 @@ class TableFit:
         inputs: list[Tensor] = []
         if self.numeric:
             numbers = _numbers(frame[list(self.numeric)], self.log)
-            missing = np.isnan(numbers)
-            scaled = np.where(missing, self.medians, numbers) - self.means
-            shown = missing[:, np.isin(self.numeric, self.incomplete)]
-            together = np.hstack([(scaled / self.scales).astype(np.float32), shown])
-            inputs.append(torch.from_numpy(together.astype(np.float32)))
+            missing = np.isnan(numbers)[:, np.isin(self.numeric, self.incomplete)]
+            scaled = self._pipeline().transform(numbers).astype(np.float32)
+            inputs.append(torch.from_numpy(np.hstack([scaled, missing], dtype="f4")))
         if categories:
             inputs.append(torch.from_numpy(_encode(frame, categories)))
         return tuple(inputs)
+
+    def _pipeline(self) -> Pipeline:
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        # The median of one row is that row.
+        imputer = SimpleImputer(strategy="median", keep_empty_features=True)
+        imputer.fit(np.array([self.medians]))
+        scaler = StandardScaler()
+        scaler.mean_, scaler.scale_ = np.array(self.means), np.array(self.scales)
+        return make_pipeline(imputer, scaler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fit as lists and numbers that JSON can store."""
@@ -154,9 +167,18 @@ def _encode(
 ) -> NDArray[np.int64]:
     """Return the code of each value; 0 for a value without one."""
     codes = np.zeros((len(frame), len(categories)), dtype=np.int64)
-    for place, (name, values) in enumerate(categories.items()):
-        known = {value: code for code, value in enumerate(values, start=1)}
-        codes[:, place] = [known.get(text, 0) for text in _text(frame[name])]
+    known = [bool(values) for values in categories.values()]  # the encoder needs one
+    texts = {name: _text(frame[name]) for name, values in categories.items() if values}
+    if texts:
+        from sklearn.preprocessing import OrdinalEncoder
+
+        encoder = OrdinalEncoder(
+            categories=[list(categories[name]) for name in texts],
+            handle_unknown="use_encoded_value",
+            unknown_value=-1,
+            dtype=np.int64,
+        )
+        codes[:, known] = encoder.fit_transform(pd.DataFrame(texts).to_numpy()) + 1
     return codes
 
 

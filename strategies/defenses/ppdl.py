@@ -1,6 +1,7 @@
 """Privacy-Preserving Deep Learning (Shokri and Shmatikov, CCS 2015).
 
-https://doi.org/10.1145/2810103.2813687. A baseline of Fu et al. (USENIX Security 2022).
+https://doi.org/10.1145/2810103.2813687. A baseline of Label Inference Attacks Against
+Vertical Federated Learning (Fu et al., USENIX Security 2022).
 """
 
 import math
@@ -16,6 +17,42 @@ from flower_vfl.rows import RowTransform
 from flower_vfl.transform import Batch
 
 from .noisy_gradients import laplace
+
+
+def share_selected(
+    rows: Tensor,
+    theta: float,
+    stream: Noise,
+    eps: float = 1.8,
+    sensitivity: float = 1.0,
+    gamma: float = 0.001,
+    tau: float = 1e-4,
+) -> Tensor:
+    """Share at most c = ⌊θ·n⌋ entries whose noisy magnitude passes a noisy threshold.
+
+    With σ(x) = 2·c·sensitivity/x, ε₁ = 8ε/9 and ε₂ = 2ε/9, an entry w passes if
+    |bound(w)| + Lap(2σ(ε₁)) ≥ τ + Lap(σ(ε₁)), where bound clamps to ±γ. Of those that
+    pass, c are chosen at random and become bound(w + Lap(σ(ε₂))). All other entries
+    are zero.
+
+    The paper draws new noise for the threshold after each entry that passes. Here it is
+    drawn once, so that all entries are tested at once, which is as private (Lyu et al.,
+    Understanding the Sparse Vector Technique, VLDB 2017, algorithm 1).
+    """
+    flat = rows.reshape(-1)
+    shared = torch.zeros_like(flat)
+    most = math.floor(Fraction(str(theta)) * len(flat))
+    test_scale = 2.0 * most * sensitivity / (eps * 8.0 / 9.0)
+    value_scale = 2.0 * most * sensitivity / (eps * 2.0 / 9.0)
+    threshold = laplace((1,), test_scale, flat.dtype, stream).add_(tau)
+    test = laplace(flat.shape, 2.0 * test_scale, flat.dtype, stream).to(rows.device)
+    magnitude = test.add_(flat.abs().clamp_max_(gamma))
+    passed = torch.nonzero(magnitude >= threshold.to(rows.device)).squeeze(1)
+    if len(passed) > most:
+        passed = passed[stream.permutation(len(passed))[:most].to(rows.device)]
+    noise = laplace(passed.shape, value_scale, flat.dtype, stream).to(rows.device)
+    shared[passed] = noise.add_(flat[passed]).clamp_(-gamma, gamma)
+    return shared.reshape(rows.shape)
 
 
 @dataclass(eq=False)
@@ -53,36 +90,13 @@ class PPDL(RowTransform):
     tau: float = 1e-4
 
     def __post_init__(self) -> None:
-        require(0.0 < self.theta <= 1.0, "theta", "above 0 and at most 1", self.theta)
+        share = self.theta
+        require(0.0 < share <= 1.0, "theta", "above 0 and at most 1", share)
         for name, value in (("eps", self.eps), ("gamma", self.gamma)):
             require(0.0 < value < math.inf, name, "a positive number", value)
         for name, value in (("sensitivity", self.sensitivity), ("tau", self.tau)):
             require(0.0 <= value < math.inf, name, "a number from 0", value)
 
-    def share(self, rows: Tensor, stream: Noise) -> Tensor:
-        """Share at most c = ⌊θ·n⌋ entries whose noisy magnitude passes a threshold.
-
-        With σ(x) = 2·c·sensitivity/x, ε₁ = 8ε/9 and ε₂ = 2ε/9, an entry w passes if
-        |bound(w)| + Lap(2σ(ε₁)) ≥ τ + Lap(σ(ε₁)), where bound clamps to ±γ. Of those
-        that pass, c are chosen at random and become bound(w + Lap(σ(ε₂))). All others
-        are zero. The noise of the threshold is drawn once, not after each entry that
-        passes, which is as private (Lyu et al., VLDB 2017, algorithm 1).
-        """
-        flat, gamma, dtype = rows.reshape(-1), self.gamma, rows.dtype
-        shared = torch.zeros_like(flat)
-        most = math.floor(Fraction(str(self.theta)) * len(flat))
-        test_scale = 2.0 * most * self.sensitivity / (self.eps * 8.0 / 9.0)
-        value_scale = 2.0 * most * self.sensitivity / (self.eps * 2.0 / 9.0)
-        threshold = laplace((1,), test_scale, dtype, stream).add_(self.tau)
-        test = laplace(flat.shape, 2.0 * test_scale, dtype, stream).to(rows.device)
-        magnitude = test.add_(flat.abs().clamp_max_(gamma))
-        passed = torch.nonzero(magnitude >= threshold.to(rows.device)).squeeze(1)
-        if len(passed) > most:
-            passed = passed[stream.permutation(len(passed))[:most].to(rows.device)]
-        noise = laplace(passed.shape, value_scale, dtype, stream).to(rows.device)
-        shared[passed] = noise.add_(flat[passed]).clamp_(-gamma, gamma)
-        return shared.reshape(rows.shape)
-
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the entries that are shared, and zeros."""
-        return self.share(rows, batch.noise())
+        return share_selected(rows, stream=batch.noise(), **vars(self))

@@ -59,6 +59,7 @@ class Original(NamedTuple):
 
     def placed(self, ranked: Tensor) -> Tensor:
         """Return numbers from the smallest to the largest in the order of entries."""
+        # Faster than a copy to these places.
         return torch.zeros_like(ranked).index_add_(0, self.order, ranked)
 
 
@@ -71,7 +72,7 @@ class Substitute(NamedTuple):
 
 
 def ascending(entries: Tensor) -> Tensor:
-    """Return the positions of entries by size, of equal ones the first first."""
+    """Return the positions of entries by size; how ties are ordered is fixed."""
     small = entries.dtype == torch.float32 and len(entries) <= 2**29
     if entries.device.type != "cpu" or not small:
         return torch.sort(entries, stable=True).indices
@@ -93,8 +94,8 @@ def exponential_sums(
 ) -> tuple[Tensor, Tensor, float]:
     """Return n + 1 negated exponential numbers, n partial sums, and the whole sum.
 
-    Partial sums over the sum of all are distributed as a sorted uniform sample
-    (Devroye, Non-Uniform Random Variate Generation, V.3).
+    Partial sums, divided by the sum of all, have the distribution of a sorted sample of
+    n numbers from 0 to 1 (Devroye, Non-Uniform Random Variate Generation, V.3).
     """
     smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
     steps = stream.signed(count + 1, dtype).abs_().clamp_min_(smallest).log_()
@@ -179,7 +180,52 @@ def mahalanobis(a: Tensor, b: Tensor, variances: Tensor) -> float:
     return math.sqrt(float((squares.double() / variances).mean()))
 
 
-def _check_limits(tau: float, max_attempts: int) -> None:
+def sgsub(
+    rows: Tensor,
+    stream: Noise,
+    w_cos: float = 0.5,
+    w_m: float = 0.5,
+    tau: float = 1.0,
+    max_attempts: int = 20,
+    literal: bool = False,
+    draw: Draw = "normal",
+) -> Substitute:
+    """Replace a gradient by a sampled one that is similar.
+
+    A candidate is n numbers from N(mean, std²) of the entries, clamped to their range,
+    or n of the entries with replacement, written in their rank order. Its score is
+    W_cos·(1 − cos) + W_M·D_M/√n, with D_M the Mahalanobis distance for the variances of
+    the columns (plus 1e-12).
+    """
+    original = Original.of(rows)
+
+    squared = original.mean**2 + original.std**2
+    length = math.sqrt(squared * len(original.entries))
+
+    def score(candidate: Tensor) -> float:
+        alike = cosine(candidate, original.entries, length)
+        turned = alike if literal else max(1.0 - alike, 0.0)
+        distance = mahalanobis(candidate, original.entries, original.variances)
+        return w_cos * turned + w_m * distance
+
+    return search(original, score, tau, max_attempts, stream, draw, literal)
+
+
+def flsg(
+    rows: Tensor, stream: Noise, tau: float = 0.8, max_attempts: int = 20
+) -> Substitute:
+    """Replace a gradient w by a sampled ŵ whose distance ‖ŵ − w‖/‖w‖ is at most τ."""
+    original = Original.of(rows)
+    length = float(torch.linalg.vector_norm(original.entries)) or 1.0
+
+    def distance(candidate: Tensor) -> float:
+        return float(torch.linalg.vector_norm(candidate - original.entries)) / length
+
+    return search(original, distance, tau, max_attempts, stream)
+
+
+def check_limits(tau: float, max_attempts: int) -> None:
+    """Refuse a limit or a number of attempts that cannot work."""
     require(not math.isnan(tau), "tau", "a number", tau)
     require(max_attempts >= 1, "max_attempts", "at least 1", max_attempts)
 
@@ -190,8 +236,11 @@ class SGSub(RowTransform):
 
     The rank order of the entries survives by construction, and with it most of the
     information about the labels (``python benchmarks/transforms.py --leak``). So
-    combine it with an objective that hides labels, as the paper does. The paper gives
-    no weights and no τ; with these defaults the first candidate is mostly accepted.
+    combine it with an objective that hides labels, as the paper does.
+
+    The paper gives no weights and no τ. With these defaults the first candidate is
+    mostly accepted. A column that hardly varies, such as a dead unit, makes the
+    Mahalanobis distance large; then all attempts are made.
 
     Parameters
     ----------
@@ -206,8 +255,9 @@ class SGSub(RowTransform):
         directions, and before the candidate is sorted.
     draw : {"normal", "entries"} (default: "normal")
         What candidates are drawn from: a normal distribution, as in the paper, or the
-        entries themselves, with replacement (ours). If a class is rare, normal numbers
-        make the many small gradients large, and the model does not learn.
+        entries themselves, with replacement (ours). Where one class is rare most rows
+        have small gradients and a few large ones. Normal numbers make the small ones
+        large, and the model does not learn.
 
     Examples
     --------
@@ -230,32 +280,12 @@ class SGSub(RowTransform):
     def __post_init__(self) -> None:
         for name, weight in (("w_cos", self.w_cos), ("w_m", self.w_m)):
             require(0.0 <= weight < math.inf, name, "a number from 0", weight)
-        _check_limits(self.tau, self.max_attempts)
+        check_limits(self.tau, self.max_attempts)
         check_name("draw", self.draw, ("normal", "entries"))
-
-    def substitute(self, rows: Tensor, stream: Noise) -> Substitute:
-        """Return a candidate with W_cos·(1 − cos) + W_M·D_M/√n of at most τ.
-
-        A candidate is n numbers from N(mean, std²) of the entries, clamped to their
-        range, or n of the entries, written in their rank order. D_M is the Mahalanobis
-        distance for the variances of the columns (plus 1e-12).
-        """
-        original = Original.of(rows)
-        squared = original.mean**2 + original.std**2
-        length = math.sqrt(squared * len(original.entries))
-
-        def score(candidate: Tensor) -> float:
-            alike = cosine(candidate, original.entries, length)
-            turned = alike if self.literal else max(1.0 - alike, 0.0)
-            distance = mahalanobis(candidate, original.entries, original.variances)
-            return self.w_cos * turned + self.w_m * distance
-
-        limits = self.tau, self.max_attempts
-        return search(original, score, *limits, stream, self.draw, self.literal)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
-        found = self.substitute(rows, batch.noise())
+        found = sgsub(rows, batch.noise(), **vars(self))
         batch.metrics["sgsub_attempts"] = float(found.attempts)
         batch.metrics["sgsub_score"] = found.score
         return found.rows
@@ -292,22 +322,11 @@ class FLSG(RowTransform):
     max_attempts: int = 20
 
     def __post_init__(self) -> None:
-        _check_limits(self.tau, self.max_attempts)
-
-    def substitute(self, rows: Tensor, stream: Noise) -> Substitute:
-        """Return a candidate ŵ of a gradient w with ‖ŵ − w‖/‖w‖ of at most τ."""
-        original = Original.of(rows)
-        length = float(torch.linalg.vector_norm(original.entries)) or 1.0
-
-        def distance(candidate: Tensor) -> float:
-            apart = candidate - original.entries
-            return float(torch.linalg.vector_norm(apart)) / length
-
-        return search(original, distance, self.tau, self.max_attempts, stream)
+        check_limits(self.tau, self.max_attempts)
 
     def perturb(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the substitute."""
-        found = self.substitute(rows, batch.noise())
+        found = flsg(rows, batch.noise(), self.tau, self.max_attempts)
         batch.metrics["flsg_attempts"] = float(found.attempts)
         batch.metrics["flsg_distance"] = found.score
         return found.rows

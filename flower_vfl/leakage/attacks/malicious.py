@@ -84,10 +84,22 @@ class MaliciousSGD(_Malicious):
 
     Parameters
     ----------
-    params, lr, momentum, dampening, weight_decay, nesterov
-        As for ``torch.optim.SGD``.
-    gamma, max_ratio : float (default: 1.0, 5.0)
-        Strength γ of the scaling (0 is plain SGD) and its largest ratio.
+    params : ParamsT
+        Parameters or groups of them.
+    lr : float (default: 1e-3)
+        Learning rate.
+    momentum : float (default: 0.0)
+        Momentum.
+    dampening : float (default: 0.0)
+        Dampening of the momentum.
+    weight_decay : float (default: 0.0)
+        L2 penalty.
+    nesterov : bool (default: False)
+        Whether the momentum is Nesterov's.
+    gamma : float (default: 1.0)
+        Strength γ of the scaling; 0 is plain SGD.
+    max_ratio : float (default: 5.0)
+        Largest ratio of the scaling.
 
     Examples
     --------
@@ -137,10 +149,12 @@ class MaliciousAdam(_Malicious):
 
     Parameters
     ----------
-    params, lr, betas, eps, weight_decay
-        As for ``torch.optim.Adam``.
-    gamma, max_ratio : float (default: 1.0, 5.0)
+    params, lr, weight_decay, gamma, max_ratio
         As for :class:`MaliciousSGD`; with γ = 0 it is plain Adam.
+    betas : tuple[float, float] (default: (0.9, 0.999))
+        Decay of the running means of the gradient and of its square.
+    eps : float (default: 1e-8)
+        Added to the denominator.
 
     Examples
     --------

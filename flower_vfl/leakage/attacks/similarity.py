@@ -62,10 +62,14 @@ def cluster_centers(
 
     Parameters
     ----------
-    seen, clusters : Tensor, int
-        Gradients or embeddings, one row per example; the number of classes.
-    distance, seed : {"cosine", "euclid"}, int (default: "cosine", 0)
-        How rows are compared; seed of the first centers.
+    seen : Tensor
+        Gradients or embeddings, one row per example.
+    clusters : int
+        How many there are: the number of classes.
+    distance : Literal["cosine", "euclid"] (default: "cosine")
+        How rows are compared.
+    seed : int (default: 0)
+        Of the first centers.
 
     Examples
     --------

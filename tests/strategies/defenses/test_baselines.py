@@ -18,7 +18,7 @@ from flower_vfl.strategies.defenses.gradient_compression import (
 )
 from flower_vfl.strategies.defenses.multi_bucket import MultiBucket, quantize
 from flower_vfl.strategies.defenses.noisy_gradients import NoisyGradients, laplace
-from flower_vfl.strategies.defenses.ppdl import PPDL
+from flower_vfl.strategies.defenses.ppdl import PPDL, share_selected
 from flower_vfl.transform import Batch
 
 
@@ -161,7 +161,7 @@ def test_buckets(bins: int, bound: float, scale: float) -> None:
 
 def test_selective_sharing_without_noise_by_hand() -> None:
     rows = torch.tensor([[2e-5, -5e-4, 0.5], [-0.5, 9e-5, 2e-4]])
-    found = PPDL(1.0, sensitivity=0.0).share(rows, stream())
+    found = share_selected(rows, 1.0, stream(), sensitivity=0.0)
     expected = [0.0, -5e-4, 1e-3, -1e-3, 0.0, 2e-4]  # above 1e-4, clamped to ±1e-3
     assert found.reshape(-1).tolist() == pytest.approx(expected)
 
@@ -174,7 +174,7 @@ def test_selective_sharing_leaves_at_most_its_share(
     most = math.floor(theta * shape[0] * shape[1])
     counts = []
     for seed in range(60):
-        found = PPDL(theta).share(gradient(*shape, seed), stream(seed))
+        found = share_selected(gradient(*shape, seed), theta, stream(seed))
         assert found.abs().max() <= 0.001
         assert zeros_without_sign(found)
         counts.append(int(torch.count_nonzero(found)))
@@ -186,7 +186,7 @@ def test_selective_sharing_leaves_at_most_its_share(
 def test_selective_sharing_out_of_candidates_is_not_the_gradient() -> None:
     rows = torch.full((4, 5), 5e-5)
     rows[0, 0] = 2e-4  # the only one above the threshold, where ten may pass
-    found = PPDL(0.5, sensitivity=0.0).share(rows, stream())
+    found = share_selected(rows, 0.5, stream(), sensitivity=0.0)
     assert torch.count_nonzero(found) == 1
     assert found[0, 0] == pytest.approx(2e-4)
 
@@ -195,7 +195,7 @@ def test_selective_sharing_chooses_at_random() -> None:
     rows = torch.ones(5, 4)
     chosen = torch.zeros(5, 4)
     for seed in range(2000):
-        shared = PPDL(0.25, sensitivity=0.0).share(rows, stream(seed)) != 0
+        shared = share_selected(rows, 0.25, stream(seed), sensitivity=0.0) != 0
         assert int(shared.sum()) == 5
         chosen += shared
     assert stats.chisquare(chosen.reshape(-1).numpy()).pvalue > 0.01
@@ -209,7 +209,7 @@ def test_noise_of_selective_sharing() -> None:
     rows = torch.full((2, 2), above, dtype=torch.float64)
     settings = {"eps": eps, "sensitivity": sensitivity, "gamma": 100.0, "tau": 0.0}
     found = torch.stack(
-        [PPDL(1.0, **settings).share(rows, stream(seed)) for seed in range(6000)]
+        [share_selected(rows, 1.0, stream(seed), **settings) for seed in range(6000)]
     )
     passes, _ = integrate.quad(
         lambda threshold: (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +18,17 @@ from flower_vfl.randomness import Noise
 from flower_vfl.strategies.defenses.sgsub import (
     FLSG,
     SGSub,
-    Substitute,
     ascending,
     ascending_normal,
     exponential_sums,
+    flsg,
+    sgsub,
 )
 from flower_vfl.transform import Batch
 
 
 def stream(seed: int = 0) -> Noise:
     return Noise(seed)
-
-
-def sgsub(rows: Tensor, source: Noise, *given: float, **settings: Any) -> Substitute:
-    return SGSub(*given, **settings).substitute(rows, source)
-
-
-def flsg(rows: Tensor, source: Noise, *given: float, **settings: Any) -> Substitute:
-    return FLSG(*given, **settings).substitute(rows, source)
 
 
 def gradient(rows: int = 6, columns: int = 3, seed: int = 0) -> Tensor:
