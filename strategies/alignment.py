@@ -60,9 +60,10 @@ class Alignment:
     def __post_init__(self) -> None:
         check_name("alignment", self.method, ALIGNMENTS)
         check_name("group", self.group, GROUPS)
-        if self.padding < 0 or self.relay_bytes < 1:
-            given = f"got {self.padding} and {self.relay_bytes}"
-            raise ConfigError(f"padding is at least 0 and relay_bytes 1, {given}")
+        if self.padding < 0:
+            raise ConfigError(f"padding must not be negative, got {self.padding}")
+        if self.relay_bytes < 1:
+            raise ConfigError(f"relay_bytes must be positive, got {self.relay_bytes}")
 
     def __bool__(self) -> bool:
         """Return whether ids are aligned at all."""
