@@ -142,9 +142,7 @@ def test_a_table_that_is_refused(
     assert str(caught.value) == f"'{tmp_path / 'bank.csv'}'{line}"
 
 
-ASKED = (
-    "add --task multiclass for classes, --task regression for amounts"
-)
+ASKED = "add --task multiclass for classes, --task regression for amounts"
 LABELS = {
     "infinite": (labels([0.5, 1.5, "inf"]), "some labels are infinite; correct them"),
     "one": (labels([1, 1]), "every label is '1'; training needs two or more"),
