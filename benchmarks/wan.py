@@ -28,6 +28,7 @@ from typing import NamedTuple
 import pandas as pd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from flower_vfl.simulations.config import ConfigValue
 from flower_vfl.simulations.deployment.cluster import (
     ID_COLUMN,
     LABEL_COLUMN,
@@ -37,7 +38,6 @@ from flower_vfl.simulations.deployment.cluster import (
 from flower_vfl.simulations.results import load_result
 from flower_vfl.simulations.runtime.flower_runtime import (
     LOOPBACK,
-    ConfigValue,
     free_port,
     write_settings,
 )

@@ -8,6 +8,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from flower_vfl.simulations.config import ConfigValue
 from flower_vfl.simulations.deployment.cluster import (
     ID_COLUMN,
     LABEL_COLUMN,
@@ -15,7 +16,7 @@ from flower_vfl.simulations.deployment.cluster import (
     make_server_files,
     write_party_files,
 )
-from flower_vfl.simulations.runtime.flower_runtime import ConfigValue, write_settings
+from flower_vfl.simulations.runtime.flower_runtime import write_settings
 
 
 def main() -> None:
