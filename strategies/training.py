@@ -183,8 +183,8 @@ class Training:
         if measured:
             state.records += measured
         if self.strategy.trackers:
-            found = {each.name: each.value for each in measured}
-            self.trackers.tell("step", step, {**reply.metrics, **found})
+            values = {each.name: each.value for each in measured}
+            self.trackers.tell("step", step, {**reply.metrics, **values})
         state.seconds += time.perf_counter() - started
         state.traffic += self.messenger.traffic - traffic
         leaking: list[str] = []

@@ -109,10 +109,12 @@ def _sort_keys(scores: NDArray[Any]) -> NDArray[Any]:
     bits = (scores + scores.dtype.type(0.0)).view(kind)  # the sum makes -0 a 0
     bits ^= (bits >> last) & kind(2**last - 1)  # the order of negatives is reversed
     bits -= bits.min(axis=-1, keepdims=True, initial=2**last - 1)  # modulo
-    keys = bits.view(np.uint32 if single else np.uint64)
+    keys: NDArray[Any] = bits.view(np.uint32 if single else np.uint64)
     if keys.max(initial=0) < 2**last:
-        return keys << 1
-    return keys.astype(np.uint64) << 1 if single else keys & ~np.uint64(1)
+        keys = keys << 1
+    else:
+        keys = keys.astype(np.uint64) << 1 if single else keys & ~np.uint64(1)
+    return keys
 
 
 def leak_auc(scores: Tensor, labels: Tensor, flipped: bool = False) -> float:

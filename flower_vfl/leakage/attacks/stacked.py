@@ -78,7 +78,7 @@ def _leaks(
     finds the precision that each of them needs.
     """
     matrix = _side_by_side([batch.gradient for batch in batches])
-    rows = matrix.unflatten(1, (len(batches), -1))
+    rows = matrix.view(len(matrix), len(batches), -1)
     tall = row_norms(rows)
     norms = np.ascontiguousarray(to_numpy(tall).T)
     if tall.dtype != rows.dtype or not math.isfinite(norms.sum()):
@@ -89,7 +89,8 @@ def _leaks(
     scores[:] = norms[:, None]  # those of the norm attack
     cosine = [i for i, attack in enumerate(attacks) if isinstance(attack, CosineAttack)]
     center = [i for i, attack in enumerate(attacks) if isinstance(attack, MeanAttack)]
-    vectors, examples = [], []
+    vectors: list[Array] = []
+    examples: list[int] = []
     if cosine:
         examples, known = _examples(labels.groups[1], batches, rows.dtype)
         vectors.append(known)
@@ -106,8 +107,8 @@ def _leaks(
         scores[:, cosine] = angles
     if center:
         first, shape = bool(cosine), (len(norms), len(center), 2, -1)
-        both = (each[:, first:].reshape(shape) for each in (products, lengths))
-        near = nearness(*both, norms[:, None, None])
+        along, sizes = (each[:, first:].reshape(shape) for each in (products, lengths))
+        near = nearness(along, sizes, norms[:, None, None])
         scores[:, center] = merge_ties(near, 2)
     if not math.isfinite(scores.sum()):
         return []
