@@ -77,8 +77,10 @@ class SecureChannel:
         trust_server: bool = False,
     ) -> None:
         if pins is None and not trust_server:
-            problem = "no keys of the other parties are pinned: the server could read"
-            raise ConfigError(f"{problem}; pin them, or declare the server trusted")
+            raise ConfigError(
+                "no public keys of the other parties are pinned, and the server could "
+                "read what is sent; pin them, or declare the server trusted"
+            )
         if pins is not None and identity is None:
             raise ConfigError("a party that pins keys needs a private key of its own")
         self.name, self._pins = name, pins

@@ -222,8 +222,8 @@ class Party:
             self._batches = self.configured().training_batches(epoch)
             self._epoch = epoch
         if not 0 <= index < len(self._batches):
-            there = f"there are {len(self._batches)}"
-            problem = f"was asked for batch {index} of epoch {epoch}, but {there}"
+            count = f"which has only {len(self._batches)} batches"
+            problem = f"was asked for batch {index} of epoch {epoch}, {count}"
             remedy = "Give all parties the same rows and the same batch size"
             raise PartyError(self.name, problem, remedy, step)
         return self._batches[index]
@@ -248,9 +248,7 @@ class Party:
         if not fits or len(output) != len(rows):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output)
             problem = f"the bottom model returned {got} for {len(rows)} rows"
-            remedy = (
-                "It must return one tensor, (rows, width, ...), a row for each input"
-            )
+            remedy = "It must return a tensor (rows, width, ...): one row per input row"
             raise PartyError(self.name, problem, remedy, self.step + 1 + self.ahead)
         return output
 

@@ -98,7 +98,7 @@ def writing(party: str, what: str) -> Iterator[None]:
     except OSError as error:
         log(ERROR, "%s", error)  # with the path, which is only for this node's log
         problem = f"could not write '{what}': {error.strerror or type(error).__name__}"
-        remedy = "Free disk space, or correct the permissions, and start again; "
+        remedy = "Free disk space or correct the permissions, and start the run again; "
         remedy += "earlier checkpoints are unchanged"
         raise PartyError(party, problem, remedy) from error
 

@@ -213,7 +213,7 @@ class DefensePolicy:
     def _named(self, defense: str, name: str) -> GradientTransform:
         if self.build is None:
             problem = f"was told to apply the defense '{defense}' but cannot build it"
-            remedy = "Give it build_defense=flower_vfl.strategies.build_defense"
+            remedy = "Use LabelParty(build_defense=strategies.build_defense)"
             raise PartyError(name, problem, remedy)
         with at_party(name, "Correct the defense in the strategy's settings"):
             return self.build(defense)
