@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def strategy(folder: Path | None, **options: Any) -> VerticalStrategy:
 
 
 def outcome(folder: Path, result: Any) -> list[Any]:
-    measured = sorted(astuple(each) for each in result.records)
+    measured = sorted(map(tuple, result.records))
     return [final_states(folder), losses(result), scores(result), measured]
 
 
