@@ -217,8 +217,9 @@ def check_sealed(defense: Defense, leakage: Leakage | None) -> None:
     """Refuse what needs a server that can read gradients or labels."""
     if defense.transforms and defense.at == "strategy":
         raise ConfigError(
-            "in a sealed run the server cannot change gradients: apply the defense at "
-            'the label party, with Defense(..., at="label") or defense-at="label"'
+            "in a sealed run the server cannot change gradients: have the label party "
+            'apply the defense, Defense(..., at="label") (defense-at="label" in the '
+            "run config)"
         )
     if leakage is not None and leakage.probes:
         raise ConfigError(

@@ -219,7 +219,7 @@ class DefensePolicy:
             return self.build(defense)
 
 
-AT_LABEL = 'Defense(..., at="label"), or defense-at="label" in the run config'
+AT_LABEL = 'Defense(..., at="label") (defense-at="label" in the run config)'
 
 
 def _check_leakage(
