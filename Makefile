@@ -7,8 +7,9 @@ CHECKED := build/installed
 export FLWR_TELEMETRY_ENABLED = 0
 # The tests start many processes, which would all compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
-# In the order of tests/conftest.py: what takes long comes first.
-WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+# In the order of tests/conftest.py: what takes long comes first. Tests that start
+# processes wait for them, so that three workers keep two cores busy.
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help demo test test-all coverage lint typecheck bench docs dist clean
 

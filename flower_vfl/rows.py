@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from flower_vfl.transform import Batch
 
 
+SMALLEST, LARGEST = 1e-15, 1e15  # norms whose squares single precision holds
+
+
 def to_rows(gradient: Tensor) -> Tensor:
     """Return a gradient of any shape as a matrix, half precision as single."""
     count = len(gradient) if gradient.ndim else 1
@@ -31,7 +34,7 @@ def row_norms(rows: Tensor) -> Tensor:
     if not rows.numel():
         return norms
     low, high = (float(end) for end in torch.aminmax(norms))
-    if low >= 1e-15 and high <= 1e15:  # squares neither vanished nor overflowed
+    if low >= SMALLEST and high <= LARGEST:  # squares neither vanished nor overflowed
         return norms
     if rows.dtype != torch.float64:
         wide: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)

@@ -90,9 +90,10 @@ def pairs_in_order(
     np.bitwise_xor(order[0], 1, out=order[1])
     order.sort(axis=-1)
     order &= 1
-    ranks = np.arange(rows, dtype=np.float64)
-    sums = order.reshape(-1, rows).astype(np.float64) @ ranks  # of the positive, then
-    ones = int(np.count_nonzero(positive))  # of the negative ones' ranks
+    # Of the positive, then of the negative ones' ranks; a product would use threads.
+    ranks, labels = np.arange(rows, dtype=np.float64), order.reshape(-1, rows)
+    sums = np.einsum("ij,j->i", labels.astype(np.float64), ranks)
+    ones = int(np.count_nonzero(positive))
     both = sums[:count] - sums[count:] + rows * (rows - 1) / 2.0
     wins: NDArray[np.float64] = 0.5 * (both - ones * (ones - 1))
     return wins

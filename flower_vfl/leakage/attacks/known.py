@@ -187,15 +187,16 @@ class Known(GroupedLabels):
         is passed over if there is another one.
         """
         groups = self.groups[1:] if self.task == "binary" else self.groups
-        return [example(self.clean, group) for group in groups]
+        clean = to_numpy(self.clean)
+        return [example(clean, group) for group in groups]
 
 
-def example(clean: Tensor, group: Array) -> int:
+def example(clean: Array, group: Array) -> int:
     """Return the number of the first row of a group that is not all zeros."""
     first = int(group[0])
     if not clean[first].any():
-        rows = clean[torch.from_numpy(group).to(clean.device)].flatten(1)
-        first = int(group[int(rows.any(dim=1).int().argmax())])
+        rows = clean[group].reshape(len(group), -1)
+        first = int(group[rows.any(axis=1).argmax()])
     return first
 
 

@@ -7,14 +7,14 @@ One by one, most of the time of an attack is that of the calls
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flower_vfl.leakage.auc import Pair, pairs_in_order
-from flower_vfl.rows import row_norms
+from flower_vfl.rows import LARGEST, SMALLEST
 
 from .cosine import CosineAttack, cosines
 from .known import SMALL, Array, GroupedLabels, clustered, example, to_numpy
@@ -79,9 +79,10 @@ def _leaks(
     """
     matrix = _side_by_side([batch.gradient for batch in batches])
     rows = matrix.view(len(matrix), len(batches), -1)
-    tall = row_norms(rows)
-    norms = np.ascontiguousarray(to_numpy(tall).T)
-    if tall.dtype != rows.dtype or not math.isfinite(norms.sum()):
+    array = to_numpy(rows)
+    norms = np.sqrt(np.einsum("rpc,rpc->pr", array, array))
+    power = 1 if norms.dtype == np.float32 else 10  # of the range of numbers
+    if not (norms.min() >= SMALLEST**power and norms.max() <= LARGEST**power):
         return []
     if norms.dtype == np.float32 and clustered(rows.transpose(0, 1), norms):
         return []
@@ -92,7 +93,7 @@ def _leaks(
     vectors: list[Array] = []
     examples: list[int] = []
     if cosine:
-        examples, known = _examples(labels.groups[1], batches, rows.dtype)
+        examples, known = _examples(labels.groups[1], batches, norms.dtype)
         vectors.append(known)
     for attack in attacks:
         if isinstance(attack, MeanAttack):
@@ -116,15 +117,17 @@ def _leaks(
 
 
 def _examples(
-    group: Array, batches: Sequence[PartyBatch], dtype: torch.dtype
+    group: Array, batches: Sequence[PartyBatch], dtype: np.dtype[Any]
 ) -> tuple[list[int], Array]:
     """Return the known row of each party, and these clean gradients side by side."""
     examples, known = [], []
     for batch in batches:
         clean = batch.gradient if batch.clean is None else batch.clean
-        examples.append(example(clean, group))
-        known.append(clean[examples[-1]].detach().reshape(1, -1))
-    return examples, to_numpy(torch.cat(known, dim=1).to(dtype))
+        half = clean.dtype == torch.bfloat16  # which numpy lacks
+        rows = to_numpy(clean.detach().float() if half else clean.detach())
+        examples.append(example(rows, group))
+        known.append(rows[examples[-1]].reshape(1, -1))
+    return examples, np.concatenate(known, axis=1, dtype=dtype)
 
 
 def _pairs(
