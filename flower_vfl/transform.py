@@ -203,6 +203,7 @@ class Defender:
         real: Tensor | None = None,
         seen: Seen | None = None,
         last: bool = False,
+        late: bool = False,
         true_labels: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], list[Measurement]]:
         """Return what leaves for each party, and what was measured with true labels."""
@@ -232,7 +233,7 @@ class Defender:
             truth = labels if true_labels is None else true_labels
             rows = None if seen is None else seen.rows
             inputs = None if seen is None else seen.embeddings
-            given = defended, gradients, truth, step, real, rows, last, inputs
+            given = defended, gradients, truth, step, real, rows, last, inputs, late
             measured += self.monitor.measure(*given)
             self._consider_raising(self.monitor.settings, measured)
         return leaving, measured

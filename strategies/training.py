@@ -170,6 +170,7 @@ class Training:
                 epoch,
                 seen=seen,
                 last=index == self.steps - 1,
+                late="late" in asked.config,
             )
             gradients = {name: TensorArray(g) for name, g in tensors.items()}
             measured = measured + own
@@ -183,8 +184,12 @@ class Training:
         if measured:
             state.records += measured
         if self.strategy.trackers:
-            values = {each.name: each.value for each in measured}
-            self.trackers.tell("step", step, {**reply.metrics, **values})
+            values: dict[int, dict[str, float]] = {}
+            for each in measured:  # also what arrived late
+                values.setdefault(each.step, {})[each.name] = each.value
+            values[step] = {**reply.metrics, **values.get(step, {})}
+            for number in sorted(values):
+                self.trackers.tell("step", number, values[number])
         state.seconds += time.perf_counter() - started
         state.traffic += self.messenger.traffic - traffic
         leaking: list[str] = []
@@ -236,6 +241,12 @@ class Training:
         asked = Content(arrays=embeddings, step=step, epoch=epoch, index=index)
         if self._wants_labels:
             asked.config["labels"] = True
+        # What a step leaks may be reported with one of the next, unless a checkpoint
+        # or the end of the epoch comes in between.
+        every = self.strategy.checkpoints.every
+        last = index == self.steps - 1 or (every and step % every == 0)
+        if self.strategy.leakage is not None and not last:
+            asked.config["late"] = True
         return asked
 
     def _tell_passive(self, verb: Verb, **config: Value) -> dict[str, Content]:

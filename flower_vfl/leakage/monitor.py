@@ -18,13 +18,13 @@ from flower_vfl.leakage.attacks.direct import direct_success
 from flower_vfl.leakage.attacks.registry import OF_AN_EPOCH
 from flower_vfl.leakage.attacks.spectral import membership_aucs
 from flower_vfl.objectives import Task
-from flower_vfl.records import Measurement
+from flower_vfl.records import Measurement, from_columns, to_columns
 from flower_vfl.specs import parse_spec
 
 from .epochs import EpochAttacks
 from .meter import FLIPPED as FLIPPED
 from .meter import LEAK as LEAK
-from .meter import LeakageMeter
+from .meter import LeakageMeter, StepBatch
 
 if TYPE_CHECKING:
     from .canaries import Canaries
@@ -35,6 +35,7 @@ Membership = Literal["", "own", "joint"]
 MEMBERSHIPS: tuple[Membership, ...] = get_args(Membership)
 # Centers of the batch itself find a leak even in noise: such a limit would never hold.
 FOR_A_LIMIT = ("norm", "cosine", "mean:held_out=true")
+_STEPS, _ENTRIES = 8, 2**21  # that wait to be measured at once
 LIMIT, SUCCESS, MEMBERSHIP = "leak_limit", "success", "membership"
 
 
@@ -184,6 +185,8 @@ class LeakageMonitor:
             )
         self.meter = LeakageMeter(attacks, task, settings.baseline)
         self._recent: dict[tuple[str, str], deque[float]] = {}  # by party and attack
+        self._waiting: list[StepBatch] = []
+        self._late: list[Measurement] = []
         self._by_epoch = EpochAttacks(by_epoch, task, settings.baseline)
         self.needs_rows = bool(by_epoch)  # and embeddings of a batch
         self.canaries: Canaries | None = None
@@ -198,10 +201,13 @@ class LeakageMonitor:
         rows: Tensor | None = None,
         last: bool = False,
         embeddings: Mapping[str, Tensor] | None = None,
+        late: bool = False,
     ) -> list[Measurement]:
         """Return the leak AUC of every attack on what each party gets.
 
-        Attacks on an epoch and the canaries' audit follow at its `last` step.
+        Attacks on an epoch and the canaries' audit follow at its `last` step. What is
+        allowed to be `late` may follow with one of the next steps, unless a limit has
+        to act before the next gradient leaves: several steps take less time at once.
         """
         found: list[Measurement] = []
         due = bool(gradients) and step % self.settings.every == 0
@@ -223,19 +229,30 @@ class LeakageMonitor:
             if last and (parties := self._by_epoch.parties):
                 found += self._by_epoch.measure(step, self._coalitions(parties))
                 found += self.canaries.measure(parties, step) if self.canaries else []
-        if not due or not self.meter.attacks:
+        if due and self.meter.attacks:
+            given = gradients, labels, step, clean, "", self._coalitions(gradients)
+            self._waiting.append(StepBatch(*given))
+            if self._reads_labels:
+                for party, gradient in gradients.items():
+                    success = direct_success(gradient, labels)
+                    if not math.isnan(success):
+                        at = step, party, "direct"
+                        found.append(Measurement(SUCCESS, success, *at))
+        limited = self.settings.limit is not None
+        if late and not (last or limited) and self._may_wait():
             return found
-        together = self._coalitions(gradients)
-        leaks = self.meter.measure(gradients, labels, step, clean, "", together)
-        found += leaks
-        if self._reads_labels:
-            for party, gradient in gradients.items():
-                success = direct_success(gradient, labels)
-                if not math.isnan(success):
-                    found.append(Measurement(SUCCESS, success, step, party, "direct"))
-        if self.settings.limit is not None:
-            found += self._exceeded(leaks, step)
-        return found
+        self._measure_waiting()
+        leaks, self._late = self._late, []
+        return found + leaks + (self._exceeded(leaks, step) if limited else [])
+
+    def _may_wait(self) -> bool:
+        """Say whether there is room for the gradients of another step."""
+        kept = [g for each in self._waiting for g in each.gradients.values()]
+        return len(self._waiting) < _STEPS and sum(map(Tensor.numel, kept)) < _ENTRIES
+
+    def _measure_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._late += self.meter.measure_steps(waiting)
 
     def measure_layers(
         self,
@@ -297,9 +314,11 @@ class LeakageMonitor:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what limit and attacks on an epoch need."""
+        """Return what limit and attacks on an epoch need, and what has not left yet."""
+        self._measure_waiting()
         recent = [[*key, list(values)] for key, values in self._recent.items()]
-        return {"recent": recent, "by_epoch": self._by_epoch.state_dict()}
+        late = to_columns(self._late)
+        return {"recent": recent, "late": late, "by_epoch": self._by_epoch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -308,6 +327,7 @@ class LeakageMonitor:
             (party, attack): deque(values, maxlen=window)
             for party, attack, values in state["recent"]
         }
+        self._waiting, self._late = [], from_columns(state["late"])
         self._by_epoch.load_state_dict(state["by_epoch"])
 
 

@@ -214,9 +214,17 @@ class LabelParty(Party):
         return super().optimizers() + self.objective.optimizers
 
     def train_step(
-        self, step: int, epoch: int, index: int, embeddings: Mapping[str, Tensor]
+        self,
+        step: int,
+        epoch: int,
+        index: int,
+        embeddings: Mapping[str, Tensor],
+        late: bool = False,
     ) -> LabelStep:
-        """Train on one batch and return a gradient for each passive party."""
+        """Train on one batch and return a gradient for each passive party.
+
+        With `late`, what the gradients leak may be reported with one of the next steps.
+        """
         self._set_training(True)
         rows = self.training_rows(step, epoch, index)
         if self._labels is None:
@@ -258,7 +266,7 @@ class LabelParty(Party):
             given, seen = (leaving, labels.classes, step, epoch), Seen(received, rows)
             real, true, last = labels.real, labels.true, index + 1 == len(self._batches)
             leaving, measured = self.defender.defend(
-                *given, real=real, seen=seen, last=last, true_labels=true
+                *given, real=real, seen=seen, last=last, late=late, true_labels=true
             )
         if self.cache is not None:
             kept = CachedBatch(step, rows, parts, gradients, labels.used)

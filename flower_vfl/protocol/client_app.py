@@ -312,17 +312,18 @@ def _train_step(session: Session, content: Content, context: Context) -> Content
     if wants_labels and not party.trust_server:
         raise untrusted(party.name, "labels", content.step)
     at = content.step, content.epoch, content.index
+    late = bool(content.config.get("late"))
     seals, arrays = session.seals, content.arrays
     if seals is None:
         embeddings = content.tensors(party.codec is not None)
-        result = party.train_step(*at, embeddings)
+        result = party.train_step(*at, embeddings, late)
         arrays = {name: TensorArray(g) for name, g in result.gradients.items()}
         if wants_labels and not party.defender.idle:
             found = result.clean.items()
             arrays |= {f"{CLEAN}/{name}": TensorArray(g) for name, g in found}
     else:
         embeddings = seals.embeddings(arrays, TRAINING, *at)
-        result = party.train_step(*at, embeddings)
+        result = party.train_step(*at, embeddings, late)
         arrays = seals.answers(result.gradients, TRAINING, content.step)
     metrics, measured = {**result.metrics, "loss": result.loss}, result.measured
     if not session.policy.reports_all:

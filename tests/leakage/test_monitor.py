@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -166,11 +167,37 @@ def test_one_class_is_skipped_and_nothing_is_nothing() -> None:
     assert watch.state_dict()["recent"] == []
 
 
+@pytest.mark.parametrize("width", [WIDTH, 500])
+def test_late_measurements_are_those_of_their_steps(width: int) -> None:
+    settings = Leakage(("norm", "cosine", "mean", "median", "spectral"))
+    steps = []
+    for step in range(1, 21):
+        rows = ROWS - (step == 13)  # a batch of another size
+        target = labels()[:rows].roll(step)
+        gradient = draw(rows, width, seed=step) * (1 + target[:, None])
+        steps.append(({"a": gradient, "b": gradient[:, :3].clone()}, target, step))
+    at_once = LeakageMonitor(settings, "binary")
+    expected = [at_once.measure(g, {}, y, step) for g, y, step in steps]
+    watch = LeakageMonitor(settings, "binary")
+    found = []
+    for number, (gradients, target, step) in enumerate(steps):
+        given = gradients, {}, target, step
+        found.append(watch.measure(*given, late=number < 19))
+        if number == 10:  # after a restart
+            state = watch.state_dict()
+            watch = LeakageMonitor(settings, "binary")
+            watch.load_state_dict(state)
+    assert sum(map(bool, found)) < 6 and found[-1]
+    both = (chain.from_iterable(each) for each in (found, expected))
+    for one, other in zip(*both, strict=True):
+        assert one[2:] == other[2:] and one.value == pytest.approx(other.value)
+
+
 def test_a_limit_acts_at_its_step(warnings: list[str]) -> None:
     target = labels()
     rows = {"a": long_rows(target, 1.0, 0)}
     watch = LeakageMonitor(Leakage(("norm",), limit=0.6, window=1), "binary")
-    found = watch.measure(rows, rows, target, 1)
+    found = watch.measure(rows, rows, target, 1, late=True)
     assert {each.step for each in found} == {1}
     assert by_name(found)["leak_limit/a"] > 0.6
     assert len(warnings) == 1
@@ -179,8 +206,9 @@ def test_a_limit_acts_at_its_step(warnings: list[str]) -> None:
 def test_an_error_names_the_step() -> None:
     rows = {"a": torch.full((ROWS, WIDTH), torch.nan)}
     watch = LeakageMonitor(Leakage(), "binary")
+    assert watch.measure(rows, rows, labels(), 7, late=True) == []
     with pytest.raises(PartyError, match="party 'a', step 7"):
-        watch.measure(rows, rows, labels(), 7)
+        watch.measure({}, {}, labels(), 8, last=True)
 
 
 def test_coalitions_pool_what_is_there() -> None:

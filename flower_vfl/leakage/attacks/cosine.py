@@ -43,8 +43,8 @@ def cosine_attack(gradient: Tensor, positive: Tensor) -> Tensor:
     rows, norms = rows_and_norms(gradient)
     several = positive.shape != gradient.shape[1:]
     known = as_rows(positive.reshape(-1, rows.shape[1]))
-    scores = cosines(*compare(rows, norms, to_numpy(known.to(rows)))).T
-    found = torch.from_numpy(scores).to(rows.device)
+    scores = cosines(*compare(rows, norms, to_numpy(known.to(rows))))
+    found = torch.from_numpy(round_scores(scores, 1.0).T).to(rows.device)
     return found if several else found[:, 0]
 
 
@@ -52,7 +52,8 @@ def cosines(products: Array, lengths: Array, norms: Array) -> Array:
     """Return the cosine of each row with each known one; 0 for a row of zeros."""
     both = np.sqrt(lengths) * norms
     np.maximum(both, np.finfo(both.dtype).tiny, out=both)
-    return round_scores(products / both, 1.0)
+    found: Array = products / both
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,6 @@ class CosineAttack:
         """Return the cosines, with one column per class of a multi-class task."""
         rows = to_numpy(known.clean)[known.examples]
         vectors = rows.astype(to_numpy(known.norms).dtype, copy=False)
-        scores = cosines(*compare(gradient, known.norms, vectors))
+        scores = round_scores(cosines(*compare(gradient, known.norms, vectors)), 1.0)
         binary = known.task == "binary"
         return torch.from_numpy(scores[0] if binary else scores.T).to(gradient.device)

@@ -53,22 +53,20 @@ def rows_and_norms(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and their norms, in a precision that distances and cosines need."""
     rows = as_rows(gradient)
     norms = finite_norms(rows)
-    if norms.dtype == torch.float32 and clustered(rows, to_numpy(norms)):
+    single = norms.dtype == torch.float32
+    if single and clustered(to_numpy(norms), to_numpy(rows.mean(dim=0))):
         norms = finite_norms(rows.double())
     return rows.to(norms.dtype), norms
 
 
-def clustered(rows: Tensor, norms: Array) -> bool:
-    """Return whether rows are close together and far from zero, of any party.
+def clustered(norms: Array, means: Array) -> Array:
+    """Return whether rows are close together and far from zero, of each party.
 
     Their differences need more digits than single precision has.
     """
-    count = norms.shape[-1]
-    most = 0.99 / count * np.square(norms).sum(axis=-1)
-    if (np.square(norms.sum(axis=-1) / count) <= most).all():
-        return False  # the mean row is not longer than the mean norm
-    mean = to_numpy(rows.mean(dim=-2))
-    return bool((np.square(mean).sum(axis=-1) > most).any())
+    most = 0.99 / norms.shape[-1] * np.square(norms).sum(axis=-1)
+    close: Array = np.square(means).sum(axis=-1) > most
+    return close
 
 
 def to_numpy(tensor: Tensor) -> Array:
@@ -94,13 +92,18 @@ def round_scores(scores: Array, largest: float | Array) -> Array:
     beyond the centers the difference of their distances is constant. Without this, the
     last bit would decide the order of such rows.
     """
-    least = np.finfo(scores.dtype).tiny * 2.0**20
-    digits = 30 if scores.dtype == np.float64 else 17
-    part = np.asarray(np.maximum(largest, least) * 2.0**-digits, scores.dtype)
+    part = grain(largest, scores.dtype)
     rounded: Array = scores / part
     np.rint(rounded, out=rounded)
     rounded *= part
     return rounded
+
+
+def grain(largest: float | Array, dtype: np.dtype[Any]) -> Array:
+    """Return the part of the largest score below which scores are the same."""
+    digits = 30 if dtype == np.float64 else 17
+    least = np.finfo(dtype).tiny * 2.0**20
+    return np.asarray(np.maximum(largest, least) * 2.0**-digits, dtype)
 
 
 @dataclass(frozen=True)
@@ -122,16 +125,15 @@ class GroupedLabels:
             return cls(task, torch.from_numpy(values.astype(np.float64)), (), ())
         binary = task == "binary"
         classes = [0, 1] if binary else np.unique(values).tolist()
-        found = {c: np.flatnonzero(values == c) for c in classes}
+        found = {c: (values == c).nonzero()[0] for c in classes}
         groups = {int(c): group for c, group in found.items() if len(group)}
         whole = binary or all(c == int(c) >= 0 for c in found if c == c)
         if sum(map(len, groups.values())) != len(values) or not whole:
             wanted = "0 or 1" if binary else "class numbers from 0"
             raise ConfigError(f"labels of a {task} task must be {wanted}")
-        codes = np.zeros(len(values), dtype=np.int64)
-        for code, group in enumerate(groups.values()):
-            if code:
-                codes[group] = code
+        codes = values.astype(np.int64)
+        if [*groups] != [*range(len(groups))]:
+            codes = np.searchsorted([*groups], codes)
         return cls(task, torch.from_numpy(codes), tuple(groups), tuple(groups.values()))
 
     @property

@@ -25,7 +25,8 @@ from .known import (
 )
 
 FindCenters = Callable[[Tensor, Sequence[Array]], Array]
-_LARGE, _ENOUGH = 2**16, 127  # entries of a gradient; rows, an odd number of them
+_LARGE = 2**16  # entries of a gradient
+_ENOUGH, _TRIPLES = 127, 243  # rows: an odd number, and 27 threes of threes
 
 
 def mean_attack(
@@ -167,12 +168,11 @@ def _groups(labels: Tensor, rows: int) -> list[Array]:
 
 def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     """Return the mean of each group of rows, from a product, which copies no rows."""
-    members = np.zeros((len(groups), len(rows)), dtype=np.float32)
-    for member, group in zip(members, groups, strict=True):
-        member[group] = 1.0
-    sums = to_numpy(torch.from_numpy(members).to(rows) @ rows)
-    means: Array = sums / np.array([[len(group)] for group in groups], sums.dtype)
-    return means
+    single = rows.dtype == torch.float32
+    shares = np.zeros((len(groups), len(rows)), np.float32 if single else np.float64)
+    for share, group in zip(shares, groups, strict=True):
+        share[group] = 1.0 / len(group)
+    return to_numpy(torch.from_numpy(shares).to(rows) @ rows)
 
 
 def class_medians(
@@ -192,6 +192,25 @@ def class_medians(
     return np.stack([_middle(part) for part in parts])
 
 
+def _remedians(rows: Tensor, groups: Sequence[Array]) -> Array:
+    """Return medians of medians of three rows, and of three of these, of each group.
+
+    From 243 rows these are as near to the median as that of 127 rows, in two thirds of
+    the time (Rousseeuw and Bassett, The remedian, JASA 1990).
+    """
+    found = []
+    for group in groups:
+        few = to_numpy(rows)[_thin(group, _TRIPLES)]
+        for size in (_TRIPLES // 3, _TRIPLES // 9):
+            first, second, third = few.reshape(3, size, -1)
+            smaller = np.minimum(first, second)
+            few = np.maximum(first, second)
+            np.minimum(few, third, out=few)
+            np.maximum(few, smaller, out=few)
+        found.append(_middle(np.ascontiguousarray(few.T)))
+    return np.stack(found)
+
+
 def _middle(values: Array) -> Array:
     """Sort the last axis and return its medians."""
     values.sort(axis=-1)  # for floats as fast as a partition
@@ -207,7 +226,8 @@ def _thin(group: Array, sample: int | None) -> Array:
     """Return evenly spaced entries of a group that is larger than a sample."""
     if sample is None or len(group) <= sample:
         return group
-    thinned: Array = group[np.arange(sample) * len(group) // sample]
+    places = np.arange(sample) * (len(group) / sample)
+    thinned: Array = group[places.astype(np.intp)]
     return thinned
 
 
@@ -287,4 +307,6 @@ class MedianAttack(MeanAttack):
         if self.sample != "auto":
             return class_medians(rows, groups, self.sample)
         large = rows.numel() > _LARGE * parties
+        if large and rows.device.type == "cpu" and min(map(len, groups)) >= _TRIPLES:
+            return _remedians(rows, groups)
         return class_medians(rows, groups, _ENOUGH if large else None)

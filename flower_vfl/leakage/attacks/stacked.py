@@ -1,13 +1,12 @@
-"""The four usual attacks on the gradients of several parties, in one pass.
+"""The four usual attacks on the gradients of several parties and steps, in one pass.
 
 One by one, most of the time of an attack is that of the calls
 (``benchmarks/meter_cost.py``).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from flower_vfl.leakage.auc import Pair, pairs_in_order
 from flower_vfl.rows import LARGEST, SMALLEST
 
 from .cosine import CosineAttack, cosines
-from .known import SMALL, Array, GroupedLabels, clustered, example, to_numpy
-from .mean import MeanAttack, MedianAttack, merge_ties, nearness
+from .known import SMALL, Array, GroupedLabels, clustered, example, grain, to_numpy
+from .mean import MeanAttack, MedianAttack, class_means, nearness
 from .norm import norm_scores
 from .registry import ScoreAttack
 
-_ENTRIES = 2**18  # numbers of a stack, for the cache
+_ENTRIES, _SCORES = 2**18, 2**14  # numbers of gradients, and of rows, at once
 
 
 class PartyBatch(NamedTuple):
@@ -36,12 +35,35 @@ class PartyBatch(NamedTuple):
 
 
 def stacked_leaks(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[PartyBatch]
-) -> dict[int, list[Pair]]:
-    """Return the leaks of the batches that can be stacked, by their position."""
-    unfit = labels.task != "binary" or labels.constant
-    if unfit or not all(map(_stacks, attacks)):
-        return {}
+    attacks: Sequence[ScoreAttack],
+    steps: Sequence[tuple[GroupedLabels, Sequence[PartyBatch]]],
+) -> dict[tuple[int, int], list[Pair]]:
+    """Return the leaks of the batches that can be stacked, by step and position.
+
+    A gradient that is missing needs a closer look: not finite, or more digits.
+    """
+    found: dict[tuple[int, int], list[Pair]] = {}
+    waiting: dict[object, _Stack] = {}
+    for number, (labels, batches) in enumerate(steps):
+        for part in _parts(labels, batches) if all(map(_stacks, attacks)) else ():
+            products = _compare(attacks, labels, [batches[each] for each in part])
+            kind = products.norms.dtype, products.norms.shape, products.vectors.shape
+            stack = waiting.setdefault(kind, _Stack([], []))
+            stack.where.extend((number, each) for each in part)
+            stack.products.append(products)
+            if len(stack.where) * len(labels.labels) >= _SCORES:
+                found |= waiting.pop(kind).leaks(attacks)
+    for stack in waiting.values():
+        found |= stack.leaks(attacks)
+    return found
+
+
+def _parts(
+    labels: GroupedLabels, batches: Sequence[PartyBatch]
+) -> Iterator[Sequence[int]]:
+    """Return the numbers of batches that fit together."""
+    if labels.task != "binary" or labels.constant:
+        return
     shapes: dict[object, list[int]] = {}
     for number, (_, gradient, clean, embedding, _) in enumerate(batches):
         rows = gradient.ndim > 1 and len(gradient) == len(labels.labels)
@@ -50,14 +72,9 @@ def stacked_leaks(
         if rows and alike and alone and gradient.is_floating_point():
             kind = gradient.shape, gradient.dtype, gradient.device
             shapes.setdefault(kind, []).append(number)
-    found: dict[int, list[Pair]] = {}
     for numbers in shapes.values():
         size = max(1, _ENTRIES // batches[numbers[0]].gradient.numel())
-        for start in range(0, len(numbers), size):
-            part = numbers[start : start + size]
-            leaks = _leaks(attacks, labels, [batches[number] for number in part])
-            found |= dict(zip(part, leaks, strict=False))  # none if one by one
-    return found
+        yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
 
 def _stacks(attack: ScoreAttack) -> bool:
@@ -69,57 +86,122 @@ def _stacks(attack: ScoreAttack) -> bool:
     return norm or isinstance(attack, CosineAttack)
 
 
-def _leaks(
-    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[PartyBatch]
-) -> list[list[Pair]]:
-    """Return the leaks of each party, or none if one of them needs a closer look.
+class _Products(NamedTuple):
+    """What the scores of some parties' rows follow from."""
 
-    Then the parties are measured one by one, which names one that is not finite, and
-    finds the precision that each of them needs.
-    """
+    norms: Array  # (rows, parties)
+    vectors: Array  # known row, means and other centers of the classes, (_, parties, _)
+    products: Array  # of these with all rows
+    examples: list[int]  # the known rows
+    labels: Array
+
+
+def _compare(
+    attacks: Sequence[ScoreAttack], labels: GroupedLabels, batches: Sequence[PartyBatch]
+) -> _Products:
+    """Compare gradients with what attackers know."""
     matrix = _side_by_side([batch.gradient for batch in batches])
     rows = matrix.view(len(matrix), len(batches), -1)
-    array = to_numpy(rows)
-    norms = np.sqrt(np.einsum("rpc,rpc->pr", array, array))
-    power = 1 if norms.dtype == np.float32 else 10  # of the range of numbers
-    if not (norms.min() >= SMALLEST**power and norms.max() <= LARGEST**power):
-        return []
-    if norms.dtype == np.float32 and clustered(rows.transpose(0, 1), norms):
-        return []
-    scores = np.empty((len(norms), len(attacks), len(rows)), norms.dtype)
-    scores[:] = norms[:, None]  # those of the norm attack
-    cosine = [i for i, attack in enumerate(attacks) if isinstance(attack, CosineAttack)]
-    center = [i for i, attack in enumerate(attacks) if isinstance(attack, MeanAttack)]
-    vectors: list[Array] = []
-    examples: list[int] = []
-    if cosine:
-        examples, known = _examples(labels.groups[1], batches, norms.dtype)
-        vectors.append(known)
+    norms = to_numpy(torch.linalg.vector_norm(rows, dim=2))
+    examples, known = _examples(labels.groups[1], batches, matrix)
+    found = [known[:0]]  # norms are enough
+    if any(isinstance(each, CosineAttack | MeanAttack) for each in attacks):
+        found = [known, class_means(matrix, labels.groups)]
     for attack in attacks:
-        if isinstance(attack, MeanAttack):
-            vectors.append(attack.centers(matrix, labels.groups, len(batches)))
-    if vectors:
-        stack = np.concatenate(vectors).reshape(-1, *rows.shape[1:]).swapaxes(0, 1)
-        products = to_numpy(torch.from_numpy(stack).to(rows) @ rows.permute(1, 2, 0))
-        lengths = np.square(stack).sum(axis=-1, keepdims=True)
-    if cosine:
-        angles = cosines(products[:, :1], lengths[:, :1], norms[:, None])
-        angles[range(len(norms)), 0, examples] = -2.0  # below all: wins no pair
-        scores[:, cosine] = angles
-    if center:
-        first, shape = bool(cosine), (len(norms), len(center), 2, -1)
-        along, sizes = (each[:, first:].reshape(shape) for each in (products, lengths))
+        if isinstance(attack, MedianAttack):
+            found.append(attack.centers(matrix, labels.groups, len(batches)))
+    vectors = np.concatenate(found).reshape(-1, *rows.shape[1:])
+    stack = torch.from_numpy(vectors).to(rows).transpose(0, 1)
+    products = to_numpy(stack @ rows.permute(1, 2, 0))
+    return _Products(norms, vectors, products, examples, to_numpy(labels.labels))
+
+
+class _Stack(NamedTuple):
+    """Gradients of any steps whose scores are computed at once."""
+
+    where: list[tuple[int, int]]
+    products: list[_Products]
+
+    @np.errstate(all="ignore")  # of gradients that need a closer look
+    def leaks(
+        self, attacks: Sequence[ScoreAttack]
+    ) -> dict[tuple[int, int], list[Pair]]:
+        """Return raw and flipped leaks by step and position."""
+        norms = np.concatenate([part.norms.T for part in self.products])
+        vectors = np.concatenate([part.vectors for part in self.products], axis=1)
+        products = np.concatenate([part.products for part in self.products])
+        examples = [each for part in self.products for each in part.examples]
+        labels = np.stack([part.labels for part in self.products])
+        positive = np.repeat(labels == 1, self.products[0].norms.shape[1], axis=0)
+        ones = np.count_nonzero(positive, axis=1)[:, None]
+        zeros = positive.shape[1] - ones
+
+        single = norms.dtype == np.float32
+        power = 1 if single else 10  # of the range of numbers
+        sound = norms.min(axis=1) >= SMALLEST**power
+        sound &= norms.max(axis=1) <= LARGEST**power
+        sound &= np.isfinite(products.sum(axis=-1)).all(axis=-1)
+        if single and len(vectors):
+            means = (zeros * vectors[1] + ones * vectors[2]) / positive.shape[1]
+            sound &= ~clustered(norms, means)
+
+        keys = _keys(attacks, norms, vectors, products, examples)
+        won = pairs_in_order(keys, positive[:, None])
+        knows = [isinstance(attack, CosineAttack) for attack in attacks]
+        aucs = won / (zeros * (ones - knows))  # the known row does not count
+        return {
+            where: [(auc, max(auc, 1.0 - auc)) for auc in own]
+            for where, own, whole in zip(self.where, aucs.tolist(), sound, strict=True)
+            if whole
+        }
+
+
+def _keys(
+    attacks: Sequence[ScoreAttack],
+    norms: Array,
+    vectors: Array,
+    products: Array,
+    examples: Sequence[int],
+) -> Array:
+    """Return even integers in the order of each attack's scores."""
+    kind = np.uint32 if norms.dtype == np.float32 else np.uint64
+    keys = np.empty((len(norms), len(attacks), norms.shape[1]), kind)
+    keys[:] = norms.view(kind)[:, None]  # the order of their bits
+    if len(vectors):
+        lengths = np.einsum("vpc,vpc->pv", vectors, vectors)[..., None]
+        angles = cosines(products[:, 0], lengths[:, 0], norms)
+        shape = len(norms), -1, 2, norms.shape[1]
+        along = products[:, 1:].reshape(shape)
+        sizes = lengths[:, 1:].reshape(*shape[:3], 1)
         near = nearness(along, sizes, norms[:, None, None])
-        scores[:, center] = merge_ties(near, 2)
-    if not math.isfinite(scores.sum()):
-        return []
-    return _pairs(labels, scores, cosine)
+        largest = np.maximum(near.max(axis=-1), -near.min(axis=-1))
+        unit = grain(1.0, norms.dtype)
+        for scores, part in (
+            (angles, unit),
+            (near, grain(largest[..., None], near.dtype)),
+        ):
+            scores /= part
+            np.rint(scores, out=scores)
+            scores += 2.0 / unit  # from -1 / unit to 1 / unit before
+        angles[range(len(norms)), examples] = 0.0  # below all: wins no pair
+        medians = iter(range(1, near.shape[1]))
+        for number, attack in enumerate(attacks):
+            if isinstance(attack, CosineAttack):
+                keys[:, number] = angles
+            elif isinstance(attack, MeanAttack):
+                median = isinstance(attack, MedianAttack)
+                keys[:, number] = near[:, next(medians) if median else 0]
+    keys <<= 1
+    return keys
 
 
 def _examples(
-    group: Array, batches: Sequence[PartyBatch], dtype: np.dtype[Any]
+    group: Array, batches: Sequence[PartyBatch], matrix: Tensor
 ) -> tuple[list[int], Array]:
     """Return the known row of each party, and these clean gradients side by side."""
+    if all(batch.clean is None or batch.clean is batch.gradient for batch in batches):
+        first = int(group[0])  # no row is all zeros
+        return [first] * len(batches), to_numpy(matrix[first : first + 1])
     examples, known = [], []
     for batch in batches:
         clean = batch.gradient if batch.clean is None else batch.clean
@@ -127,22 +209,8 @@ def _examples(
         rows = to_numpy(clean.detach().float() if half else clean.detach())
         examples.append(example(rows, group))
         known.append(rows[examples[-1]].reshape(1, -1))
-    return examples, np.concatenate(known, axis=1, dtype=dtype)
-
-
-def _pairs(
-    labels: GroupedLabels, scores: Array, cosine: Sequence[int]
-) -> list[list[Pair]]:
-    """Return raw and flipped leaks of scores, (parties, attacks, rows)."""
-    zeros, ones = map(len, labels.groups)
-    positive = np.zeros(scores.shape[-1], np.bool_)
-    positive[labels.groups[1]] = True
-    won = pairs_in_order(scores.reshape(-1, len(positive)), positive)
-    pairs = np.full(scores.shape[1], zeros * ones)
-    pairs[cosine] -= zeros  # the known row does not count
-    with np.errstate(invalid="ignore"):
-        aucs = won.reshape(scores.shape[:-1]) / pairs
-    return [[(auc, max(auc, 1.0 - auc)) for auc in own] for own in aucs.tolist()]
+    joined = torch.from_numpy(np.concatenate(known, axis=1))
+    return examples, to_numpy(joined.to(matrix.dtype))
 
 
 def _side_by_side(gradients: Sequence[Tensor]) -> Tensor:

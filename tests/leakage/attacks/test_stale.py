@@ -156,7 +156,9 @@ def batches(epochs: int) -> Iterator[tuple[int, bool, Tensor]]:
         yield step, step % 4 == 0, 5 + 2 * order.split(100)[(step - 1) % 4]
 
 
-def watch(monitor: LeakageMonitor, epochs: range) -> list[Measurement]:
+def watch(
+    monitor: LeakageMonitor, epochs: range, late: bool = False
+) -> list[Measurement]:
     """Measure two parties that get the gradients of both halves in noise."""
     gradient, labels = imbalanced()
     found = []
@@ -166,7 +168,7 @@ def watch(monitor: LeakageMonitor, epochs: range) -> list[Measurement]:
         noise = torch.randn(100, WIDTH, generator=torch.Generator().manual_seed(step))
         seen = gradient[(rows - 5) // 2] + 3.0 * noise
         given = {"a": seen[:, :8], "b": seen[:, 8:]}
-        used = {"rows": rows, "last": last}
+        used = {"rows": rows, "last": last, "late": late}
         truth = labels[(rows - 5) // 2]
         found += monitor.measure(given, given, truth, step, **used)
     return found
@@ -235,19 +237,20 @@ def test_a_pooled_attack_has_one_auc_of_all_batches_of_an_epoch() -> None:
 
 def test_epochs_add_up_however_often_steps_are_measured() -> None:
     alone = watch(monitor("stale"), range(3))
-    beside = watch(monitor("norm", "stale", every=5), range(3))
+    beside = watch(monitor("norm", "stale", every=5), range(3), late=True)
     assert [each for each in beside if each.attack == "stale"] == alone
     assert {each.step for each in beside if each.attack == "norm"} == {5, 10}
 
 
-def test_a_resumed_monitor_equals_one_that_went_on() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_resumed_monitor_equals_one_that_went_on(late: bool) -> None:
     attacks = ("norm", "stale", "stale:over=best,score=norm", "pooled")
-    expected = watch(monitor(*attacks), range(6))
+    expected = watch(monitor(*attacks), range(6), late)
     first, second = monitor(*attacks), monitor(*attacks)
-    found = watch(first, range(2))
+    found = watch(first, range(2), late)
     second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
-    assert found + watch(second, range(2, 6)) == expected
-    assert found + watch(monitor(*attacks), range(2, 6)) != expected
+    assert found + watch(second, range(2, 6), late) == expected
+    assert found + watch(monitor(*attacks), range(2, 6), late) != expected
 
 
 def test_the_best_epoch_so_far() -> None:
