@@ -93,5 +93,6 @@ def to_columns(records: Iterable[Measurement]) -> dict[str, list[Any]]:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Measurement]:
     """Return the records that :func:`to_columns` took apart."""
-    rows = zip(*(columns[column] for column in COLUMNS), strict=True)
-    return [Measurement(m, float(v), int(step), *at) for m, *at, step, v in rows]
+    metric, *where, steps, values = (columns[column] for column in COLUMNS)
+    numbers = list(map(float, values)), list(map(int, steps))
+    return list(map(Measurement._make, zip(metric, *numbers, *where, strict=True)))

@@ -156,12 +156,12 @@ class LeakageMeter:
                         rows, known = attacker(read, *given)
                         scores = attack_scores(self.built, rows, known)
                         pairs = leaks(self.built, scores, known)
-                where = step.step, batch.party
-                for attack, pair in zip(self.attacks, pairs, strict=True):
-                    if not math.isnan(pair[0]):
-                        for metric, value in zip((LEAK, FLIPPED), pair, strict=True):
-                            at = *where, attack, step.layer
-                            found.append(Measurement(metric + batch.kind, value, *at))
+                raw, flipped = LEAK + batch.kind, FLIPPED + batch.kind
+                for attack, (leak, best) in zip(self.attacks, pairs, strict=True):
+                    if not math.isnan(leak):
+                        at = step.step, batch.party, attack, step.layer
+                        found.append(Measurement(raw, leak, *at))
+                        found.append(Measurement(flipped, best, *at))
         return found
 
     def _batches(self, given: StepBatch) -> list[PartyBatch]:

@@ -261,17 +261,20 @@ class MeanAttack:
         return torch.from_numpy(scores.T).to(gradient.device)
 
     def _nearness(self, rows: Tensor, norms: Tensor, groups: Sequence[Array]) -> Array:
-        if not self.held_out:
-            return nearness(*compare(rows, norms, self.centers(rows, groups)))
-        halves = (
-            [g[0::2] for g in groups],
-            [g[1::2] if len(g) > 1 else g for g in groups],
-        )
-        first, second = (self.centers(rows, half) for half in halves)
-        scores = nearness(*compare(rows, norms, first))
-        rest = np.concatenate(halves[0])
-        scores[..., rest] = nearness(*compare(rows, norms, second))[..., rest]
+        parts = self.parts(groups)
+        centers = (self.centers(rows, part) for part in parts)
+        scores, *others = (nearness(*compare(rows, norms, each)) for each in centers)
+        for other in others:
+            rest = np.concatenate(parts[0])
+            scores[..., rest] = other[..., rest]
         return scores
+
+    def parts(self, groups: Sequence[Array]) -> list[Sequence[Array]]:
+        """Return the rows that centers are taken from: all, or both halves."""
+        if not self.held_out:
+            return [groups]
+        second = [group[1::2] if len(group) > 1 else group for group in groups]
+        return [[group[0::2] for group in groups], second]
 
     def centers(self, rows: Tensor, groups: Sequence[Array], parties: int = 1) -> Array:
         """Return the mean of each group of rows; parties are side by side."""

@@ -81,7 +81,7 @@ def _stacks(attack: ScoreAttack) -> bool:
     """Say whether an attack takes stacked gradients."""
     if isinstance(attack, MeanAttack):
         by_class = not isinstance(attack, MedianAttack) or attack.split == "class"
-        return by_class and not (attack.hard or attack.held_out or attack.sums)
+        return by_class and not (attack.hard or attack.sums)
     norm = isinstance(attack, partial) and attack.func is norm_scores
     return norm or isinstance(attack, CosineAttack)
 
@@ -108,8 +108,9 @@ def _compare(
     if any(isinstance(each, CosineAttack | MeanAttack) for each in attacks):
         found = [known, class_means(matrix, labels.groups)]
     for attack in attacks:
-        if isinstance(attack, MedianAttack):
-            found.append(attack.centers(matrix, labels.groups, len(batches)))
+        if isinstance(attack, MeanAttack) and attack != MeanAttack():
+            for part in attack.parts(labels.groups):
+                found.append(attack.centers(matrix, part, len(batches)))
     vectors = np.concatenate(found).reshape(-1, *rows.shape[1:])
     stack = torch.from_numpy(vectors).to(rows).transpose(0, 1)
     products = to_numpy(stack @ rows.permute(1, 2, 0))
@@ -145,7 +146,7 @@ class _Stack(NamedTuple):
             means = (zeros * vectors[1] + ones * vectors[2]) / positive.shape[1]
             sound &= ~clustered(norms, means)
 
-        keys = _keys(attacks, norms, vectors, products, examples)
+        keys = _keys(attacks, norms, vectors, products, examples, positive)
         won = pairs_in_order(keys, positive[:, None])
         knows = [isinstance(attack, CosineAttack) for attack in attacks]
         aucs = won / (zeros * (ones - knows))  # the known row does not count
@@ -162,35 +163,43 @@ def _keys(
     vectors: Array,
     products: Array,
     examples: Sequence[int],
+    positive: Array,
 ) -> Array:
     """Return even integers in the order of each attack's scores."""
     kind = np.uint32 if norms.dtype == np.float32 else np.uint64
     keys = np.empty((len(norms), len(attacks), norms.shape[1]), kind)
     keys[:] = norms.view(kind)[:, None]  # the order of their bits
+    unit = grain(1.0, norms.dtype)
+
+    def ranks(scores: Array, part: Array) -> Array:
+        scores /= part
+        np.rint(scores, out=scores)
+        scores += 2.0 / unit  # from -1 / unit to 1 / unit before
+        return scores
+
     if len(vectors):
         lengths = np.einsum("vpc,vpc->pv", vectors, vectors)[..., None]
-        angles = cosines(products[:, 0], lengths[:, 0], norms)
+        angles = ranks(cosines(products[:, 0], lengths[:, 0], norms), unit)
+        angles[range(len(norms)), examples] = 0.0  # below all: wins no pair
+        keys[:, [isinstance(a, CosineAttack) for a in attacks]] = angles[:, None]
+    centers = [a for a in attacks if isinstance(a, MeanAttack)]
+    if centers:
         shape = len(norms), -1, 2, norms.shape[1]
         along = products[:, 1:].reshape(shape)
         sizes = lengths[:, 1:].reshape(*shape[:3], 1)
-        near = nearness(along, sizes, norms[:, None, None])
-        largest = np.maximum(near.max(axis=-1), -near.min(axis=-1))
-        unit = grain(1.0, norms.dtype)
-        for scores, part in (
-            (angles, unit),
-            (near, grain(largest[..., None], near.dtype)),
-        ):
-            scores /= part
-            np.rint(scores, out=scores)
-            scores += 2.0 / unit  # from -1 / unit to 1 / unit before
-        angles[range(len(norms)), examples] = 0.0  # below all: wins no pair
-        medians = iter(range(1, near.shape[1]))
-        for number, attack in enumerate(attacks):
-            if isinstance(attack, CosineAttack):
-                keys[:, number] = angles
-            elif isinstance(attack, MeanAttack):
-                median = isinstance(attack, MedianAttack)
-                keys[:, number] = near[:, next(medians) if median else 0]
+        pairs = nearness(along, sizes, norms[:, None, None])
+        others = iter(pairs.swapaxes(0, 1)[1:])
+        near = np.empty((len(norms), len(centers), norms.shape[1]), norms.dtype)
+        for number, attack in enumerate(centers):
+            near[:, number] = pairs[:, 0] if attack == MeanAttack() else next(others)
+            if attack.held_out:
+                first = (
+                    np.where(positive, positive.cumsum(1), (~positive).cumsum(1)) & 1
+                )
+                np.copyto(near[:, number], next(others), where=first == 1)
+        largest = np.maximum(near.max(axis=-1), -near.min(axis=-1))[..., None]
+        found = ranks(near, grain(largest, near.dtype))
+        keys[:, [isinstance(a, MeanAttack) for a in attacks]] = found
     keys <<= 1
     return keys
 

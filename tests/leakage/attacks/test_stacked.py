@@ -13,7 +13,16 @@ from flower_vfl.leakage.attacks.stacked import stacked_leaks
 from flower_vfl.leakage.auc import Pair
 from flower_vfl.leakage.meter import LeakageMeter
 
-ATTACKS = ("norm", "median:sample=20", "cosine", "mean", "median")
+ATTACKS = (
+    "norm",
+    "median:sample=20",
+    "mean:held_out=true",
+    "cosine",
+    "mean",
+    "median:held_out=true",
+    "median",
+)
+WHOLE = tuple(attack for attack in ATTACKS if "held_out" not in attack)
 PARTIES, ROWS = 9, 40
 
 
@@ -104,6 +113,18 @@ def test_what_needs_double_precision_is_measured_by_itself(
     assert measure(LeakageMeter(ATTACKS), *given) < PARTIES
 
 
+@pytest.mark.parametrize("attacks", [("mean:held_out=true",), ATTACKS[2:4], ATTACKS])
+@pytest.mark.parametrize("rows", [2, 3, 5, 40])
+def test_classes_of_a_few_rows(
+    attacks: tuple[str, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = gradients()
+    few = {name: gradient[:rows] for name, gradient in found.items()}
+    labels = torch.arange(rows) % 5 == 1  # one row of class 1, or a few
+    given = few, labels, {}, monkeypatch
+    assert measure(LeakageMeter(attacks), *given) == PARTIES
+
+
 def test_a_gradient_that_is_not_finite_is_named() -> None:
     found, labels = gradients()
     found["bank-7"][3, 1] = torch.nan
@@ -111,7 +132,8 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         LeakageMeter(("norm",)).measure(found, labels, 1)
 
 
-@pytest.mark.parametrize("attacks", [ATTACKS, ("norm",), ("cosine",), ("mean", "norm")])
+# Not of halves: a row that is the center of the other one is at a distance of rounding.
+@pytest.mark.parametrize("attacks", [WHOLE, ("norm",), ("cosine",), ("mean", "norm")])
 @pytest.mark.parametrize("width", [1, 3, 500])
 def test_scores_with_ties(
     attacks: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
@@ -142,7 +164,7 @@ def test_a_class_with_one_row(positives: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "attack", ["mean:hard=true", "median:held_out=true", "mean:sums=true", "spectral"]
+    "attack", ["mean:hard=true", "median:split=batch", "mean:sums=true", "spectral"]
 )
 def test_other_attacks_run_one_by_one(
     attack: str, monkeypatch: pytest.MonkeyPatch
