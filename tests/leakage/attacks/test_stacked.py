@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from flower_vfl.errors import PartyError
 from flower_vfl.leakage.attacks.stacked import stacked_leaks
 from flower_vfl.leakage.auc import Pair
 from flower_vfl.leakage.meter import LeakageMeter
+from flower_vfl.leakage.monitor import FOR_A_LIMIT
+from flower_vfl.simulations.config import RunConfig
 
 ATTACKS = (
     "norm",
@@ -130,6 +133,15 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     found["bank-7"][3, 1] = torch.nan
     with pytest.raises(PartyError, match="bank-7"):
         LeakageMeter(("norm",)).measure(found, labels, 1)
+
+
+@pytest.mark.parametrize("attacks", [RunConfig().attack.split(","), FOR_A_LIMIT])
+def test_the_attacks_of_a_run_are_stacked(
+    attacks: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, labels = gradients()
+    given = found, labels, {}, monkeypatch
+    assert measure(LeakageMeter(attacks), *given) == PARTIES
 
 
 # Not of halves: a row that is the center of the other one is at a distance of rounding.
