@@ -243,7 +243,7 @@ class LeakageMonitor:
             return found
         self._measure_waiting()
         leaks, self._late = self._late, []
-        return found + leaks + (self._exceeded(leaks, step) if limited else [])
+        return leaks + found + (self._exceeded(leaks, step) if limited else [])
 
     def _may_wait(self) -> bool:
         """Say whether there is room for the gradients of another step."""

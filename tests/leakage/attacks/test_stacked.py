@@ -14,7 +14,7 @@ from flower_vfl.leakage.attacks.stacked import stacked_leaks
 from flower_vfl.leakage.auc import Pair
 from flower_vfl.leakage.meter import LeakageMeter
 from flower_vfl.leakage.monitor import FOR_A_LIMIT
-from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.cli import scale
 
 ATTACKS = (
     "norm",
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         LeakageMeter(("norm",)).measure(found, labels, 1)
 
 
-@pytest.mark.parametrize("attacks", [RunConfig().attack.split(","), FOR_A_LIMIT])
+@pytest.mark.parametrize("attacks", [scale.DEFAULT.attack.split(","), FOR_A_LIMIT])
 def test_the_attacks_of_a_run_are_stacked(
     attacks: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
