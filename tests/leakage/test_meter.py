@@ -239,3 +239,18 @@ def test_medians_of_many_rows_come_from_threes() -> None:
     few, every, sample = torch.tensor(found).mean(dim=0).tolist()
     assert 0.5 < few < every  # no better than the median of all rows,
     assert few > sample - 0.005  # and no worse than that of a sample
+
+
+def test_a_regression_needs_numbers() -> None:
+    gradient, _ = case()
+    values = torch.full((len(gradient),), torch.nan)
+    with pytest.raises(PartyError, match="some labels are missing or infinite"):
+        LeakageMeter(task="regression").measure({"a": gradient}, values, 1)
+
+
+def test_more_rows_than_are_scored_at_once() -> None:
+    gradient, labels = case(rows=2**14, width=1)
+    meter = LeakageMeter(FOUR)
+    whole = meter.measure({"a": gradient, "b": -gradient}, labels, 1)
+    alone = meter.measure({"b": -gradient}, labels, 1)
+    assert [each for each in whole if each.party == "b"] == alone

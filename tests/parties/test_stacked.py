@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flower_vfl import CrossEntropy, LabelParty, Leakage, PassiveParty, in_process
 from flower_vfl.errors import PartyError
 from flower_vfl.grids.stacked import StackedGrid
+from flower_vfl.parties.imputation.row_index import RowIndex
 from flower_vfl.parties.stacked import stack_parties
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.strategies import Checkpoints, Compression, Defense, VerticalStrategy
@@ -147,6 +148,54 @@ def test_parties_that_cannot_be_stacked_go_one_by_one(
     )
     assert "passive-8 (its model differs from others" in caplog.text
     assert_equal(*runs)
+
+
+class Quiet(PassiveParty):
+    """A party of the user's own class."""
+
+
+def hooked(party: PassiveParty) -> None:
+    party.model.register_forward_hook(lambda *given: None)
+
+
+def other_optimizer(party: PassiveParty) -> None:
+    party.optimizer = torch.optim.LBFGS(party.model.parameters())
+
+
+def hooked_optimizer(party: PassiveParty) -> None:
+    party.optimizer = torch.optim.SGD(party.model.parameters(), lr=0.1)
+    party.optimizer.register_step_post_hook(lambda *given: None)
+
+
+def aligned(party: PassiveParty) -> None:
+    party.place(RowIndex(torch.arange(ROWS)))
+
+
+def own_class(party: PassiveParty) -> None:
+    party.__class__ = Quiet
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (hooked, "its model has hooks"),
+        (other_optimizer, "its optimizer is LBFGS"),
+        (hooked_optimizer, "its optimizer has hooks"),
+        (aligned, "its ids were aligned"),
+        (own_class, "it is a Quiet"),
+    ],
+)
+def test_what_keeps_a_party_alone(change: Any, reason: str) -> None:
+    passive = parties([plain] * 3)[1]
+    for number, party in enumerate(passive):
+        party.name = f"bank-{number}"
+        party.configure(TrainingConfig(seed=1, batch_size=16))
+    change(passive[1])
+    groups, alone = stack_parties(passive)
+    assert [[m.name for m in group.members] for group in groups] == [
+        ["bank-0", "bank-2"]
+    ]
+    assert [*alone] == ["bank-1"] and reason in alone["bank-1"]
 
 
 @pytest.mark.parametrize(
