@@ -137,7 +137,7 @@ class LeakageMeter:
         return self.measure_steps([StepBatch(*given)])
 
     def measure_steps(self, steps: Sequence[StepBatch]) -> list[Measurement]:
-        """Attack the gradients of several steps, which takes less time at once."""
+        """Attack the gradients of several steps, faster than one step at a time."""
         batches = [self._batches(each) for each in steps]
         steps = [step for step, own in zip(steps, batches, strict=True) if own]
         batches = [own for own in batches if own]

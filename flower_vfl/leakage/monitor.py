@@ -205,9 +205,9 @@ class LeakageMonitor:
     ) -> list[Measurement]:
         """Return the leak AUC of every attack on what each party gets.
 
-        Attacks on an epoch and the canaries' audit follow at its `last` step. What is
-        allowed to be `late` may follow with one of the next steps, unless a limit has
-        to act before the next gradient leaves: several steps take less time at once.
+        Attacks on an epoch and the canaries' audit are measured at its `last` step. If
+        `late`, the results may be returned by a later call, because several steps are
+        measured faster together; with a limit, they are always returned at once.
         """
         found: list[Measurement] = []
         due = bool(gradients) and step % self.settings.every == 0

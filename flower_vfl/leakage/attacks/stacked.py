@@ -40,7 +40,8 @@ def stacked_leaks(
 ) -> dict[tuple[int, int], list[Pair]]:
     """Return the leaks of the batches that can be stacked, by step and position.
 
-    A gradient that is missing needs a closer look: not finite, or more digits.
+    Gradients that are not finite or need more precision are left out; the caller
+    measures them one by one.
     """
     found: dict[tuple[int, int], list[Pair]] = {}
     waiting: dict[object, _Stack] = {}
