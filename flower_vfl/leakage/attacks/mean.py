@@ -166,12 +166,16 @@ def _groups(labels: Tensor, rows: int) -> list[Array]:
     return groups
 
 
+@np.errstate(all="ignore")  # of numbers that are not finite, which callers look for
 def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     """Return the mean of each group of rows, from a product, which copies no rows."""
     single = rows.dtype == torch.float32
     shares = np.zeros((len(groups), len(rows)), np.float32 if single else np.float64)
     for share, group in zip(shares, groups, strict=True):
         share[group] = 1.0 / len(group)
+    if len(groups) == 2 and rows.device.type == "cpu":  # half the time of one product
+        matrix = to_numpy(rows)
+        return np.stack([share @ matrix for share in shares])
     return to_numpy(torch.from_numpy(shares).to(rows) @ rows)
 
 
@@ -198,17 +202,15 @@ def _remedians(rows: Tensor, groups: Sequence[Array]) -> Array:
     With 243 rows, this is about as accurate as the median of 127 rows and takes two
     thirds of the time (Rousseeuw and Bassett, The remedian, JASA 1990).
     """
-    found = []
-    for group in groups:
-        few = to_numpy(rows)[_thin(group, _TRIPLES)]
-        for size in (_TRIPLES // 3, _TRIPLES // 9):
-            first, second, third = few.reshape(3, size, -1)
-            smaller = np.minimum(first, second)
-            few = np.maximum(first, second)
-            np.minimum(few, third, out=few)
-            np.maximum(few, smaller, out=few)
-        found.append(_middle(np.ascontiguousarray(few.T)))
-    return np.stack(found)
+    chosen = np.concatenate([_thin(group, _TRIPLES) for group in groups])
+    few = to_numpy(rows).take(chosen, axis=0).reshape(len(groups), _TRIPLES, -1)
+    for _ in range(2):
+        first, second, third = np.split(few, 3, axis=1)
+        smaller = np.minimum(first, second)
+        few = np.maximum(first, second)
+        np.minimum(few, third, out=few)
+        np.maximum(few, smaller, out=few)
+    return _middle(np.ascontiguousarray(few.transpose(0, 2, 1)))
 
 
 def _middle(values: Array) -> Array:
