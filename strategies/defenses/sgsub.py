@@ -22,6 +22,7 @@ from flower_vfl.transform import Batch
 
 Draw = Literal["normal", "entries"]
 COVARIANCE_FLOOR = 1e-12  # added to the variance of every column
+_PIECE = 2**14  # numbers that stay in the cache
 
 
 class Original(NamedTuple):
@@ -59,8 +60,7 @@ class Original(NamedTuple):
 
     def placed(self, ranked: Tensor) -> Tensor:
         """Return numbers from the smallest to the largest in the order of entries."""
-        # Faster than a copy to these places.
-        return torch.zeros_like(ranked).index_add_(0, self.order, ranked)
+        return torch.empty_like(ranked).scatter_(0, self.order, ranked)
 
 
 class Substitute(NamedTuple):
@@ -78,47 +78,52 @@ def ascending(entries: Tensor) -> Tensor:
         return torch.sort(entries, stable=True).indices
     # A single as a double has 29 bits to spare. With the position in them, one sort of
     # numbers gives the order, several times as fast as an argsort.
-    keys = np.empty(len(entries))
-    positions = keys.view(np.int64)
-    for start in range(0, len(keys), 2**14):  # a piece that stays in the cache
-        end = min(start + 2**14, len(keys))
-        keys[start:end] = entries[start:end].numpy()
-        positions[start:end] |= np.arange(start, end)
+    given, keys = entries.numpy(), np.empty(len(entries))
+    positions, places = keys.view(np.int64), np.arange(_PIECE)
+    for start in range(0, len(keys), _PIECE):
+        part = slice(start, start + _PIECE)
+        keys[part] = given[part]
+        positions[part] |= places[: len(keys) - start]
+        places += _PIECE
     keys.sort()
     positions &= 2**29 - 1
     return torch.from_numpy(positions)
 
 
 def exponential_sums(
-    stream: Noise, count: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, float]:
-    """Return n + 1 negated exponential numbers, n partial sums, and the whole sum.
+    stream: Noise, count: int, dtype: torch.dtype, tail: int = 1
+) -> tuple[Tensor, float, Tensor]:
+    """Return n partial sums of negated exponential numbers, and the sum of n + 1.
 
     Partial sums, divided by the sum of all, have the distribution of a sorted sample of
-    n numbers from 0 to 1 (Devroye, Non-Uniform Random Variate Generation, V.3).
+    n numbers from 0 to 1 (Devroye, Non-Uniform Random Variate Generation, V.3). The
+    last numbers come too, the last one first.
     """
     smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
-    steps = stream.signed(count + 1, dtype).abs_().clamp_min_(smallest).log_()
-    sums = steps.cumsum(0)
-    return steps, sums[:-1], float(sums[-1])
+    steps = torch.empty(count + 1, dtype=dtype)
+    for part in steps.split(4 * _PIECE):
+        drawn = stream.signed(len(part), dtype).abs_().clamp_min_(smallest)
+        torch.log(drawn, out=part)
+    last = steps[-tail:].flip(0)
+    sums = steps.cumsum_(0)
+    return sums[:-1], float(sums[-1]), last
 
 
 def ascending_normal(
     stream: Noise, count: int, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0
 ) -> Tensor:
     """Return a sorted sample of normal numbers: quantiles of a uniform one."""
-    steps, sums, total = exponential_sums(stream, count, dtype)
     # A probability next to 1 has few digits: each tail is summed from its end.
     tail = count // 1024 + 1
-    ends = torch.cat((sums[:tail], steps[-tail:].flip(0).cumsum(0))).double()
+    sums, total, last = exponential_sums(stream, count, dtype, tail)
+    ends = torch.cat((sums[:tail], last.cumsum_(0))).double()
     ends = torch.special.ndtri(ends.div_(total)).div_(math.sqrt(2.0))
-    found = torch.add(sums.new_tensor(-1.0), sums, alpha=2.0 / total, out=sums)
-    found.erfinv_()
-    found[:tail], found[-tail:] = ends[:tail], ends[tail:].neg().flip(0)
-    torch.add(sums.new_tensor(mean), found, alpha=math.sqrt(2.0) * std, out=found)
-    drawn = found.numpy()  # torch compares several times as slowly
+    torch.add(sums.new_tensor(-1.0), sums, alpha=2.0 / total, out=sums).erfinv_()
+    sums[:tail], sums[-tail:] = ends[:tail], ends[tail:].neg().flip(0)
+    torch.add(sums.new_tensor(mean), sums, alpha=math.sqrt(2.0) * std, out=sums)
+    drawn = sums.numpy()  # torch compares several times as slowly
     swapped = (drawn[1:] < drawn[:-1]).any()  # by rounding
-    return found.sort().values if swapped else found
+    return sums.sort().values if swapped else sums
 
 
 def sample(original: Original, stream: Noise, draw: Draw, ordered: bool) -> Tensor:
@@ -126,7 +131,7 @@ def sample(original: Original, stream: Noise, draw: Draw, ordered: bool) -> Tens
     entries, count = original.entries, len(original.entries)
     dtype, device = entries.dtype, entries.device
     if draw == "entries" and ordered:
-        _, sums, total = exponential_sums(stream, count, dtype)
+        sums, total, _ = exponential_sums(stream, count, dtype)
         places = sums.mul_(count / total).long()
     elif draw == "entries":
         places = stream.uniform((count,), dtype).mul_(count).long()

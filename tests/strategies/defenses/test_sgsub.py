@@ -66,7 +66,7 @@ def test_order_statistics_are_those_of_sorted_samples(dtype: torch.dtype) -> Non
     normal = [ascending_normal(source, size, dtype).numpy() for _ in range(2000)]
     uniform = []
     for _ in range(2000):
-        _, sums, total = exponential_sums(source, size, dtype)
+        sums, total, _ = exponential_sums(source, size, dtype)
         uniform.append(sums.numpy() / total)
     for drawn in (norm.cdf(np.stack(normal)), np.stack(uniform)):
         assert (np.diff(drawn, axis=1) >= 0).all()
