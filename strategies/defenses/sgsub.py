@@ -101,7 +101,8 @@ def exponential_sums(
     """
     smallest = 2.0 ** -torch.finfo(dtype).bits  # the logarithm of 0 is infinite
     steps = torch.empty(count + 1, dtype=dtype)
-    for part in steps.split(4 * _PIECE):
+    for start in range(0, count + 1, 4 * _PIECE):
+        part = steps[start : start + 4 * _PIECE]
         drawn = stream.signed(len(part), dtype).abs_().clamp_min_(smallest)
         torch.log(drawn, out=part)
     last = steps[-tail:].flip(0)
