@@ -11,12 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # processes wait for them, so that three workers keep two cores busy.
 WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-all coverage lint typecheck bench docs dist clean
+.PHONY: help demo test test-long test-all coverage lint typecheck bench docs dist clean
 
 help:
 	@echo "make demo    compare defenses on built-in data: a table and a report"
 	@echo "make test    lint, type check and run the tests"
-	@echo "make test-all  and the long tests of what is tested more briefly already"
+	@echo "make test-long  the tests that take long: deployments, pages, paper tables"
+	@echo "make test-all  all of these, and more of what they test already"
 	@echo "make coverage  line coverage of the packages, measured by the tests"
 	@echo "make lint    ruff and mypy only"
 	@echo "make bench   side-by-side measurements, one ratio per line"
@@ -34,7 +35,10 @@ demo: $(READY)
 	@$(BIN)/flower-vfl compare --dataset breast-cancer --out runs/demo
 
 test: lint
-	$(BIN)/python -m pytest $(WORKERS) -m 'not extra'
+	$(BIN)/python -m pytest $(WORKERS) -m 'not long and not extra'
+
+test-long: $(READY)
+	$(BIN)/python -m pytest $(WORKERS) -m 'long and not extra'
 
 test-all: lint
 	$(BIN)/python -m pytest $(WORKERS)

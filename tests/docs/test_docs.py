@@ -102,7 +102,17 @@ RUN_AT_LEAST |= {"docs/attacks.md": 5, "docs/objectives.md": 4, "docs/resident.m
 RUN_AT_LEAST |= {"docs/defenses.md": 3, "docs/how-to/extend.md": 5}
 
 
-@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=short)
+# Several trainings each, even if these are short.
+MANY = {*LONG, "docs/how-to/choose-a-defense.md"}
+EXAMPLES = [
+    pytest.param(
+        path, id=short(path), marks=[pytest.mark.long] if short(path) in MANY else []
+    )
+    for path in WITH_EXAMPLES
+]
+
+
+@pytest.mark.parametrize("document", EXAMPLES)
 def test_examples_run_and_print_what_is_shown(
     document: Path,
     workshop: ModuleType,

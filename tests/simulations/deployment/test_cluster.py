@@ -119,6 +119,7 @@ def test_killed_processes_cost_nothing_but_time(
     assert_an_unregistered_key_is_refused(cluster)
 
 
+@pytest.mark.long
 def test_the_command_trains_over_three_organisations(
     command: Command, tmp_path: Path
 ) -> None:

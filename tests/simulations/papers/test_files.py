@@ -143,6 +143,7 @@ def with_every_label() -> dict[str, Experiment]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.data
 @pytest.mark.parametrize(
     "whole", [False, pytest.param(True, marks=pytest.mark.extra)], ids=["some", "whole"]

@@ -38,7 +38,7 @@ from flower_vfl.simulations.deployment.cluster import (
 from flower_vfl.simulations.results import load_result
 from flower_vfl.strategies.messenger import Messenger
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 FAULTY: Settings = {
     **SETTINGS,
     "epochs": 8,

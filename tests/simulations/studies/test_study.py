@@ -352,6 +352,7 @@ def test_a_study_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.flower
+@pytest.mark.long
 def test_runs_on_ray_find_the_same_as_runs_here(own: str, tmp_path: Path) -> None:
     """And know the methods of one's own."""
     import ray
