@@ -23,6 +23,7 @@ _ELEMENTWISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
     }
 )
+_MODULE = vars(nn.Module()).keys()  # what every module has
 _ROWS = 2**13  # of all parties of a chunk: activations stay in the cache of a CPU
 
 
@@ -259,7 +260,7 @@ def stack_parties(
             alone |= {member.name: reason for member in misfits}
             members = [member for member in members if member not in misfits]
         if len(members) == 1:
-            alone[members[0].name] = "no other party has its shape and optimizer"
+            alone[members[0].name] = "no other party has its model, shape and optimizer"
     sizes = ", ".join(str(len(group.members)) for group in groups) or "none"
     log(INFO, "stacked groups of parties: %s; one by one: %d", sizes, len(alone))
     for reason in dict.fromkeys(alone.values()):
@@ -299,7 +300,11 @@ def _kind(party: PassiveParty) -> Hashable:
         for group in _groups(party)
     ]
     code = type(party.model), repr(party.model), type(party.optimizer)
-    return code, str((party.device, features, weights, options))
+    attributes = [  # numbers and functions, say, that a model need not print
+        (name, sorted((k, str(v)) for k, v in vars(module).items() if k not in _MODULE))
+        for name, module in party.model.named_modules()
+    ]
+    return code, str((party.device, features, weights, options, attributes))
 
 
 def _groups(party: PassiveParty) -> list[dict[str, Any]]:

@@ -38,15 +38,23 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Dropout(0.3))
 
 
-class Scaled(nn.Module):
-    """Differs from others of its kind in a number that is no tensor."""
+class Factor(float):
+    """A number that is not printed."""
 
-    def __init__(self, scale: float) -> None:
+    def __repr__(self) -> str:
+        return "a factor"
+
+
+class Scaled(nn.Module):
+    """Differs from others of its kind in a number, and perhaps only for some rows."""
+
+    def __init__(self, scale: float, limit: float = 9.0) -> None:
         super().__init__()
-        self.linear, self.scale = nn.Linear(COLUMNS, WIDTH), scale
+        self.linear, self.scale = nn.Linear(COLUMNS, WIDTH), Factor(scale)
+        self.limit = limit
 
     def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.linear(rows) * self.scale
+        found: Tensor = self.linear(rows.clamp(max=self.limit)) * self.scale
         return found
 
 
@@ -148,6 +156,17 @@ def test_parties_that_cannot_be_stacked_go_one_by_one(
     )
     assert "passive-8 (its model differs from others" in caplog.text
     assert_equal(*runs)
+
+
+def test_a_difference_that_the_first_rows_do_not_show() -> None:
+    passive = parties([partial(Scaled, 1.0, limit) for limit in (3.0, 4.0, 3.0)])[1]
+    for number, party in enumerate(passive):
+        party.name = f"bank-{number}"
+        party.features[0][:2].clamp_(max=1.0)
+        party.configure(TrainingConfig(seed=1, batch_size=16))
+    (group,), alone = stack_parties(passive)
+    assert [member.name for member in group.members] == ["bank-0", "bank-2"]
+    assert "no other party has its model" in alone["bank-1"]
 
 
 class Quiet(PassiveParty):
