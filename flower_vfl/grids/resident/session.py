@@ -114,7 +114,7 @@ class NodeSession:
 
     async def _serve_connection(self) -> str | None:
         """Use one connection while it lasts; return the reason if the session ends."""
-        path = self._offer.path
+        path = "" if self._offer.certificate else self._offer.path
         try:
             stream = await LocalStream.connect(path) if path else None
             if stream is None:

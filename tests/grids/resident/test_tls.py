@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,13 +13,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from flwr.app import Context, RecordDict
+from flwr.app import Context, RecordDict, UserConfigValue
 from resident_cases import RUN_ID, GridMaker, counting_app, to_all, weights
 from untrusted_client import UntrustedClient
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.grids.resident import Limits, SessionError
+from flower_vfl.grids.resident.event_loop import event_loop
 from flower_vfl.grids.resident.executor import Executor
+from flower_vfl.grids.resident.local_socket import Listener
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import OPEN_RECORD, SessionOffer, is_loopback
 
@@ -92,6 +95,31 @@ def test_a_node_refuses_plaintext_to_another_machine() -> None:
             NodeSession(counting_app(), context, offer(address, False), Executor())
         NodeSession(counting_app(), context, offer(address, True), Executor())
     NodeSession(counting_app(), context, offer("[::1]:9000", False), Executor())
+
+
+def test_a_node_that_requires_tls_takes_nothing_else(tmp_path: Path) -> None:
+    """Neither plaintext on loopback nor the Unix socket that an offer may name."""
+    config: dict[str, UserConfigValue] = {"require-tls": True}
+    context = Context(RUN_ID, 1000, config, RecordDict(), {})
+    chain, _ = certificate(tmp_path, "server")
+    listener = Listener()
+
+    def session(given: bytes) -> NodeSession:
+        limits = Limits(authenticate=1.0)
+        rest = bytes(32), True, True, "", 0.2, limits, listener.path
+        offer = SessionOffer("127.0.0.1:9", given, *rest)
+        return NodeSession(counting_app(), context, offer, Executor())
+
+    try:
+        with pytest.raises(ConfigError, match="has no certificate"):
+            session(b"")
+        work = session(chain.read_bytes()).run()
+        ended = asyncio.run_coroutine_threadsafe(work, event_loop()).result(20)
+        assert ended.startswith("no server at 127.0.0.1:9")
+        with pytest.raises(BlockingIOError):  # nobody has connected
+            listener.socket.accept()
+    finally:
+        listener.close()
 
 
 def test_loopback() -> None:
