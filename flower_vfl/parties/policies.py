@@ -110,16 +110,21 @@ class NodePolicy:
         if self.require_sealed and not config.sealed:
             raise _refused(party, "to train without encryption", "require-sealed")
 
+    def needs_tls(self, party: str) -> PartyError:
+        """Return the error of a session without a certificate."""
+        hint = " (give the ResidentGrid a certificate)"
+        return _refused(party, "something in plaintext", "require-tls", hint)
+
     def check_batches(self, party: str, schedule: Schedule) -> None:
         """Refuse a training batch with too few rows."""
         rows = schedule.size("train")
         size = schedule.plan.batch_size or rows
-        least = rows % size or min(size, rows)
+        least = _smallest(rows, size)
         if rows and least < self.min_batch:
             last = " as the last one of an epoch" if size >= self.min_batch else ""
             what = f"to train on a batch of {least} rows{last} ({rows} in all)"
             others = range(self.min_batch, rows + 1)
-            fitting = (n for n in others if (rows % n or n) >= self.min_batch)
+            fitting = (n for n in others if _smallest(rows, n) >= self.min_batch)
             nearest = min(fitting, key=lambda other: abs(other - size), default=0)
             hint = f" (a batch size of {nearest} would do)" if nearest else ""
             raise _refused(party, what, "min-batch", hint)
@@ -148,6 +153,14 @@ class NodePolicy:
         if self.report_predictions == "rounded":
             return torch.round(found, decimals=_DIGITS)
         return found
+
+
+def _smallest(rows: int, size: int) -> int:
+    """Return the rows of the smallest batch; a single last row joins the one before."""
+    if rows <= size:
+        return rows
+    rest = rows % size
+    return rest if rest > 1 else size
 
 
 def reported(values: Mapping[str, float], report: Report) -> dict[str, float]:

@@ -44,7 +44,7 @@ from .messages import (
 )
 from .probing import probe, refuse_probe
 from .replay import Session
-from .residence import RESIDENT
+from .residence import PLAINTEXT, RESIDENT
 from .sealing import TRAINING, evaluation_use, new_seals
 from .serving import serve
 
@@ -162,6 +162,8 @@ def _answer(message: Message, context: Context, make: replay.Maker) -> RecordDic
     session = replay.sessions.get((context.run_id, context.node_id))
     if session is None or not resident:
         session = replay.enter(context, verb, content, make)
+    if session.policy.require_tls and context.__dict__.get(RESIDENT) == PLAINTEXT:
+        raise session.policy.needs_tls(session.party.name)
     with session.lock:
         # A hello changes nothing, and one with the same turn may be of another server.
         replies = session.replies

@@ -106,6 +106,12 @@ def test_a_run_that_was_refused_cannot_go_on() -> None:
     assert "before the run was configured" in reply.text("error")
 
 
+def test_a_single_last_row_joins_the_batch_before() -> None:
+    training = strategy(batch_size=93).connect(grid())
+    sizes = [len(rows) for rows in training._schedule.training_batches(1)]
+    assert sizes == [93, 93, 94]
+
+
 def test_the_last_batch_of_an_epoch_counts() -> None:
     with pytest.raises(PartyError, match=r"20 rows as the last one.*of 124 would do"):
         strategy(batch_size=130).start(grid())

@@ -19,7 +19,7 @@ from flwr.supercore import log
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.lazy_array import Buffer
-from flower_vfl.protocol.residence import RESIDENT
+from flower_vfl.protocol.residence import PLAINTEXT, RESIDENT
 
 from . import settings, wire
 from .authentication import Authentication, RefusedError, session_number
@@ -40,9 +40,9 @@ class ResidentContext(Context):
     # Flower's own object never gets the mark: Ray pickles it with the reply that opens
     # a session, and a blocking session hands it back to Flower.
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, encrypted: bool = True) -> None:
         self.__dict__.update(context.__dict__)
-        self.__dict__[RESIDENT] = True
+        self.__dict__[RESIDENT] = encrypted or PLAINTEXT
 
     def __reduce__(self) -> tuple[type[Context], tuple[Any, ...]]:
         """Leave the mark behind in a deep copy and in another process."""
@@ -63,7 +63,7 @@ class NodeSession:
         if not offer.certificate and not (offer.insecure or is_loopback(host)):
             text = f"refusing plaintext to {offer.address}. {settings.REMEDY}"
             raise ConfigError(text)
-        self.context = ResidentContext(context)
+        self.context = ResidentContext(context, bool(offer.certificate))
         self.handled = 0
         self._app = app
         self._offer = offer

@@ -9,21 +9,35 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.app import Context, RecordDict, UserConfigValue
 from resident_cases import RUN_ID, GridMaker, counting_app, to_all, weights
+from torch import nn
 from untrusted_client import UntrustedClient
 
-from flower_vfl.errors import ConfigError
+from flower_vfl import (
+    ConfigError,
+    CrossEntropy,
+    InProcessGrid,
+    LabelParty,
+    NodePolicy,
+    PartyError,
+    PassiveParty,
+    ResidentGrid,
+    resident,
+    vertical_client_app,
+)
 from flower_vfl.grids.resident import Limits, SessionError
 from flower_vfl.grids.resident.event_loop import event_loop
 from flower_vfl.grids.resident.executor import Executor
 from flower_vfl.grids.resident.local_socket import Listener
 from flower_vfl.grids.resident.session import NodeSession
 from flower_vfl.grids.resident.settings import OPEN_RECORD, SessionOffer, is_loopback
+from flower_vfl.strategies import VerticalStrategy
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -120,6 +134,28 @@ def test_a_node_that_requires_tls_takes_nothing_else(tmp_path: Path) -> None:
             listener.socket.accept()
     finally:
         listener.close()
+
+
+def test_a_policy_of_the_app_requires_tls_too(tmp_path: Path) -> None:
+    def label(_: Context) -> LabelParty:
+        return LabelParty(torch.arange(40) % 2, CrossEntropy(nn.Linear(4, 1)))
+
+    def passive(_: Context) -> PassiveParty:
+        return PassiveParty(torch.randn(40, 3), nn.Linear(3, 4))
+
+    def connect(**given: Path) -> list[str]:
+        app = vertical_client_app(
+            passive, label, policy=lambda _: NodePolicy(require_tls=True)
+        )
+        nodes = [{"role": "label"}, {"role": "passive", "name": "shop"}]
+        with ResidentGrid(InProcessGrid(resident(app), nodes), **given) as grid:
+            training = VerticalStrategy(progress=False).connect(grid)
+            return [*training.participants.passive]
+
+    with pytest.raises(PartyError, match=r"plaintext.*require-tls.*a certificate"):
+        connect()
+    chain, key = certificate(tmp_path, "server")
+    assert connect(certificate=chain, private_key=key) == ["shop"]
 
 
 def test_loopback() -> None:
