@@ -44,8 +44,8 @@ class NodePolicy:
     min_learning_rate, max_learning_rate : float (default: 0.0 and infinite)
         Limits of the learning rate that a run may set.
     max_restores : int (default: 2**31)
-        How often a run may go back to a checkpoint: each time shows the party another
-        noisy gradient of the same rows.
+        How often a run may go back to a checkpoint or be configured again: each time
+        shows the party another noisy gradient of the same rows.
     require_sealed : bool (default: False)
         Whether embeddings and gradients must travel encrypted.
     require_tls : bool (default: False)
@@ -135,9 +135,9 @@ class NodePolicy:
             raise _refused(party, f"about {rows} rows", "min-evaluation")
 
     def check_restores(self, party: str, restores: int) -> None:
-        """Refuse to go back to a checkpoint too often."""
+        """Refuse to go back to a checkpoint, or to begin again, too often."""
         if restores > self.max_restores:
-            what = f"to go back to a checkpoint {restores} times"
+            what = f"to go back or to begin again {restores} times"
             raise _refused(party, what, "max-restores")
 
     def measured(self, found: list[Measurement]) -> list[Measurement]:

@@ -37,8 +37,9 @@ def restore(session: Session, content: Content, context: Context) -> Content:
         states = [store.load(tag, run, digest) for tag, digest in given]
     except DamagedError as error:
         return Content({"damaged": str(error)})
-    session.restores += 1
-    session.policy.check_restores(party.name, session.restores)
+    if not session.renewed:  # which was counted when it was configured again
+        session.go_back()
+    session.renewed = False
     state, now = states[0], _plan(session)
     for name, was in state["plan"].items():
         if was != now.get(name) and tags[0] != FINAL:  # which may predict other rows

@@ -221,6 +221,9 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     config = TrainingConfig.from_record(content.config)
     party = session.party
     session.policy.check_run(party.name, config)
+    if session.config is not None:
+        session.go_back()
+        session.renewed = True
     seals, reply = None, Content()
     if config.sealed:
         label = content.text("label")

@@ -77,7 +77,8 @@ class Session:
     aligned: str = ""  # fingerprint of the alignment on whose rows the party is
     settings: Callable[[Context], AlignmentSettings] = node_settings
     policy: NodePolicy = field(default_factory=NodePolicy)
-    restores: int = 0  # how often the run went back to a checkpoint
+    restores: int = 0  # how often the run went back, or was configured again
+    renewed: bool = False  # configured again, and not restored since
     data: str = ""  # digest of the party's rows, once a checkpoint needed it
     seals: Seals | None = None  # keys of sealed training; None if it is not sealed
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,6 +105,11 @@ class Session:
             self.handshake.close()
         self.handshake, self.saved_handshake = None, b""
         return found
+
+    def go_back(self) -> None:
+        """Count that rows of this run may be trained on anew, or refuse it."""
+        self.restores += 1
+        self.policy.check_restores(self.party.name, self.restores)
 
     def place(self, kept: SavedAlignment) -> None:
         """Put the party on aligned rows."""
@@ -157,6 +163,7 @@ def save(session: Session, context: Context) -> None:
                 "turn": session.turn,
                 **asdict(session.greeting),
                 "restores": session.restores,
+                "renewed": session.renewed,
                 "threads": session.threads,
                 "aligned": session.aligned,
                 "state": b"" if config is None else to_bytes(party.state_dict()),
@@ -200,6 +207,7 @@ def load(session: Session, context: Context, saved: ConfigRecord) -> None:
     session.seals = Seals(**from_bytes(cast(bytes, seals["state"]))) if seals else None
     session.turn, session.stamp = cast(int, saved["turn"]), cast(str, saved["stamp"])
     session.restores = cast(int, saved["restores"])
+    session.renewed = cast(bool, saved["renewed"])
     session.replies = {}
     for name, record in context.state.items():
         if name.startswith(_REPLY):

@@ -22,8 +22,21 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.parties.policies import reported
-from flower_vfl.protocol.messages import Content, TensorArray, Verb, read, request
-from flower_vfl.strategies import EarlyStopping, VerticalStrategy
+from flower_vfl.protocol.messages import (
+    Content,
+    TensorArray,
+    Verb,
+    read,
+    request,
+    to_tensor,
+)
+from flower_vfl.strategies import (
+    Defense,
+    EarlyStopping,
+    VerticalStrategy,
+    build_defense,
+)
+from flower_vfl.strategies.setup import setup
 
 ROWS, WIDTH = 400, 4
 OPEN: dict[str, Any] = {
@@ -50,7 +63,12 @@ def grid(trust: bool = False, **own: Any) -> InProcessGrid:
         return PassiveParty(data, nn.Linear(3, WIDTH), device="cpu")
 
     def label(context: Context) -> LabelParty:
-        return LabelParty(labels(), CrossEntropy(nn.Linear(WIDTH, 1)), device="cpu")
+        return LabelParty(
+            labels(),
+            CrossEntropy(nn.Linear(WIDTH, 1)),
+            build_defense=build_defense,
+            device="cpu",
+        )
 
     config = {name.replace("_", "-"): value for name, value in own.items()}
     nodes: list[Mapping[str, Any]] = [
@@ -173,7 +191,45 @@ def test_a_run_may_go_back_so_often_only() -> None:
     training.checkpoint("step-0")
     training.restore("step-0")
     training.restore("step-0")
-    with pytest.raises(PartyError, match=r"checkpoint 3 times.*max-restores"):
+    with pytest.raises(PartyError, match=r"go back.* 3 times.*max-restores"):
+        training.restore("step-0")
+
+
+def test_a_server_that_configures_a_run_again_and_again() -> None:
+    """Each time shows another noisy gradient of the same rows, as going back does."""
+    means = {}
+    for count in (0, 1, 40):
+        training = strategy(
+            batch_size=ROWS,
+            test_fraction=0.0,
+            evaluate_every=0,
+            defense=Defense("iso:t=25", at="label"),
+        ).connect(grid(max_restores=40))
+        rows = training._schedule.training_batches(1)[0]
+        stream = torch.Generator().manual_seed(4)
+        sent = torch.randn(len(rows), WIDTH, generator=stream)
+        found = []
+        for _ in range(count + 1):
+            asked = Content(arrays={"shop": TensorArray(sent)}, step=1, epoch=1)
+            reply = training.messenger.ask(Verb.TRAIN_STEP, {"label": asked}, 1)
+            found.append(to_tensor(reply["label"].arrays["shop"]))
+            if len(found) <= count:
+                setup(training.strategy, training.messenger, reuse=True)
+        mean, known = torch.stack(found).mean(0), labels()[rows]
+        direction = mean[known == 1].mean(0) - mean[known == 0].mean(0)
+        means[count] = roc_auc_score(known.numpy(), (mean @ direction).numpy())
+    assert means[0] < 0.8 and means[40] > 0.9, means
+    with pytest.raises(PartyError, match=r"41 times.*max-restores"):
+        setup(training.strategy, training.messenger, reuse=True)
+
+
+def test_going_back_after_a_party_was_lost_counts_once() -> None:
+    training = strategy().connect(grid(max_restores=2))
+    training.checkpoint("step-0")
+    for _ in range(2):  # as a run does whose party has lost its memory
+        setup(training.strategy, training.messenger, reuse=True)
+        training.restore("step-0")
+    with pytest.raises(PartyError, match=r"3 times.*max-restores"):
         training.restore("step-0")
 
 
