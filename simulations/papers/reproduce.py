@@ -136,13 +136,16 @@ def add_saved(
     """Return values with those of other saved runs whose settings have not changed."""
     if saved.empty:
         return frame
-    known = {trial.digest for trial in trials_of(experiment)} - set(frame[RUN])
-    other = saved[saved[RUN].isin(known)].reindex(columns=frame.columns)
+    done, names = set(frame[RUN]), [*experiment.axes, SEED]
+    others = [each for each in _planned(experiment, None) if each.digest not in done]
+    rows = [(*each.labels.values(), each.digest) for each in others]
+    values = saved.drop(columns=names).drop_duplicates(RUN)  # which rows may share
+    other = pd.DataFrame(rows, columns=[*names, RUN]).astype({SEED: int})
+    other = other.merge(values, on=RUN).reindex(columns=frame.columns)
     both = pd.concat([frame, other]) if len(frame) else other
     order = {row.labels: place for place, row in enumerate(experiment.rows)}
     labels = both[[*experiment.axes]].itertuples(index=False, name=None)
-    both = both.assign(place=[order.get(own, math.nan) for own in labels])
-    both = both.dropna(subset="place")  # rows that the table does not have any more
+    both = both.assign(place=[order[own] for own in labels])
     return both.sort_values(["place", SEED]).drop(columns="place")
 
 
