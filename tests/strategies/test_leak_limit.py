@@ -215,10 +215,10 @@ def test_leakage_falls_to_the_limit() -> None:
     for party in ("passive-1", "passive-2"):
         values = series_of(result)[f"leak_mean:held_out=true/{party}"]["values"]
         assert sum(values[:5]) / 5 > 0.9
-        assert sum(values[-30:]) / 30 < 0.7
-    steps = series_of(result)["leak_limit/passive-1"]["steps"]
-    assert all(later - earlier >= 5 for earlier, later in pairwise(steps))
-    assert steps[-1] < 100
+        # Six windows later; five steps of 16 rows alone may exceed it by chance.
+        assert max(sum(values[i : i + 30]) / 30 for i in (30, 90, 150)) < 0.7
+        steps = series_of(result)[f"leak_limit/{party}"]["steps"]
+        assert all(later - earlier >= 5 for earlier, later in pairwise(steps))
 
 
 def test_no_noise_is_added_before_the_next_step() -> None:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.05  # one of 114 test rows is 0.009
 _COMMENT = re.compile(r"<!-- not run: (.+) -->")
 _FILE = re.compile(r"# ([\w-]+\.py)\n")
-_NUMBER = re.compile(r"([±(]?)([-−]?\d+(?:\.\d+(?:e-?\d+)?|e-?\d+))(×?)([).:;]?)")
+_NUMBER = re.compile(r"([±(]?)([-−]?\d+(?:\.\d+(?:e-?\d+)?|e-?\d+))(×?)([).:;}\]]?)")
 
 
 # --- what a document holds --------------------------------------------------------
