@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import INFO
 from typing import TYPE_CHECKING, cast
 
@@ -87,19 +88,38 @@ class EarlyStopping:
         return False
 
 
-def evaluate_epoch(training: Training, epoch: int, bar: TrainingProgress) -> None:
+def evaluate_epoch(
+    training: Training, epoch: int, bar: TrainingProgress, last: bool
+) -> None:
     """Evaluate the held-out rows after an epoch, and judge whether to stop early."""
-    state, stopping = training.state, training.strategy.early_stopping
     held_out = [s for s in ("valid", "test") if training.participants.sizes[s]]
-    state.evaluate[epoch] = {split: evaluate(training, split) for split in held_out}
-    metrics = split_metrics(state.evaluate[epoch])
+    conclude = partial(_conclude, training, epoch, training.state.step, bar)
+    pipeline = training.pipeline
+    if pipeline is not None and not last and pipeline.evaluates_ahead(held_out):
+        pipeline.evaluate(held_out, conclude)
+    else:
+        conclude({split: evaluate(training, split) for split in held_out})
+
+
+def _conclude(
+    training: Training,
+    epoch: int,
+    step: int,
+    bar: TrainingProgress,
+    found: dict[str, dict[str, float]],
+) -> None:
+    """Keep the metrics of an epoch, show them, and judge whether to stop."""
+    state, stopping = training.state, training.strategy.early_stopping
+    state.evaluate[epoch] = found
+    metrics = split_metrics(found)
     asked = training.evaluate_fn
-    if asked is not None and (found := asked(epoch, ArrayRecord())) is not None:
-        state.server[epoch] = dict(found)
-    training.trackers.tell("epoch", epoch, state.step, metrics)
+    if asked is not None and (told := asked(epoch, ArrayRecord())) is not None:
+        state.server[epoch] = dict(told)
+    training.trackers.tell("epoch", epoch, step, metrics)
     main = MAIN_METRIC[training.participants.label.task]
     shown = (stopping.metric if stopping is not None else None) or main
-    if held_out and (name := f"{held_out[0]}_{shown}") in metrics:
+    name = f"{next(iter(found), '')}_{shown}"
+    if name in metrics:
         bar.evaluated(name, metrics[name])
     known = {"loss": state.train[epoch].get("loss", math.nan), **metrics}
     listed = ", ".join(f"{k} {v:.4f}" for k, v in known.items())

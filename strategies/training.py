@@ -272,7 +272,7 @@ class Training:
         every, saved = self.strategy.evaluate_every, self.strategy.checkpoints.every
         last = bool(leaking) or epoch == self.epochs
         if every and (last or epoch % every == 0):
-            evaluate_epoch(self, epoch, bar)
+            evaluate_epoch(self, epoch, bar, last)
         if ended and (leaking or (saved and self.state.step % saved == 0)):
             self.checkpoint(step_tag(self.state.step))
         if leaking:  # not before a checkpoint: a resumed run goes on

@@ -180,7 +180,7 @@ def _answer(message: Message, context: Context, make: replay.Maker) -> RecordDic
             torch.set_num_threads(session.threads)
         session.stamp = ""  # the party may now differ from what is saved
         session.turn = content.turn
-        if len(replies) > (session.config.pipeline if session.config else 0):
+        if len(replies) >= (session.config.under_way if session.config else 1):
             del replies[min(replies)]
         changed = True
         try:

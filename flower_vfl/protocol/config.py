@@ -52,6 +52,15 @@ class TrainingConfig:
     local_cache: int = 5
     local_threshold: float = 0.5
 
+    @property
+    def under_way(self) -> int:
+        """Requests to a party that may have no reply yet, which it answers again.
+
+        At the start of an epoch: the last k gradients and an evaluation of two splits
+        of the one before, and the first k + 1 batches.
+        """
+        return 2 * self.pipeline + 3 if self.pipeline else 1
+
     def common(self) -> Self:
         """Return the settings that all parties are told alike."""
         common = replace(self, defended="", defense="", leakage="", noise_seed="")

@@ -68,7 +68,7 @@ class Session:
     greeting: Greeting
     threads: int = 0
     turn: int = 0
-    # By turn: the last reply, or as many as can be under way in a pipelined run.
+    # By turn: as many of the last replies as can be under way.
     replies: dict[int, RecordDict] = field(default_factory=dict)
     config: TrainingConfig | None = None
     stamp: str = ""  # of the saved state that it equals; empty if there is none

@@ -230,6 +230,28 @@ def test_k_hides_k_of_k_plus_one_round_trips(pipeline: int) -> None:
     assert taken[1] == 2 * steps / (pipeline + 1) + 2
 
 
+@pytest.mark.parametrize("pipeline", [1, 3])
+def test_the_next_epoch_begins_before_the_evaluation_ends(pipeline: int) -> None:
+    """With the same results, and fewer round trips, as when something waits for it."""
+    ends, trips = [], []
+    for waits in (True, False):
+        label, passive = simple_parties(rows=100)
+        grid = DistantGrid(in_process([label, *passive]))
+        given = {"batch_size": 8, "valid_fraction": 0.2, "progress": False}
+        made = VerticalStrategy(pipeline=pipeline, **given)
+        training = made.connect(grid, 3)
+        training.evaluate_fn = (lambda epoch, arrays: None) if waits else None
+        before = grid.now
+        state = training.run()
+        trips.append(grid.now - before)
+        models = [each.state_dict() for each in (label, *passive)]
+        ends.append([models, state.steps, state.evaluate, state.traffic])
+    assert_equal(*ends)
+    assert list(ends[0][2]) == [1, 2, 3]
+    # Twice two splits with two trips each, and one trip for the last gradients.
+    assert trips[0] - trips[1] == 2 * 5
+
+
 def test_an_error_names_the_step_that_it_belongs_to() -> None:
     class Failing(PassiveParty):
         def embed_rows(self, rows: Tensor, *given: Any) -> Tensor:
