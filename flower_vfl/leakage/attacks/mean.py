@@ -173,9 +173,9 @@ def class_means(rows: Tensor, groups: Sequence[Array]) -> Array:
     shares = np.zeros((len(groups), len(rows)), np.float32 if single else np.float64)
     for share, group in zip(shares, groups, strict=True):
         share[group] = 1.0 / len(group)
-    if len(groups) == 2 and rows.device.type == "cpu":  # half the time of one product
-        matrix = to_numpy(rows)
-        return np.stack([share @ matrix for share in shares])
+    if len(groups) == 2 and rows.device.type == "cpu":  # a third of torch's time
+        found: Array = shares @ to_numpy(rows)
+        return found
     return to_numpy(torch.from_numpy(shares).to(rows) @ rows)
 
 
