@@ -99,7 +99,7 @@ class Pipeline:
 
     def _leave_out(self, contents: Iterable[Content]) -> None:
         """Do not count messages as those of the step in which they travel."""
-        self._training.state.traffic -= sum(each.size() for each in contents)
+        self._training.messenger.traffic -= sum(each.size() for each in contents)
 
     def settle(self) -> None:
         """Wait for all that passive parties were asked for, and for evaluations."""
@@ -107,11 +107,7 @@ class Pipeline:
             self._receive()
 
     def _ask(
-        self,
-        verb: Verb,
-        requests: dict[str, Content],
-        step: int,
-        take: Take,
+        self, verb: Verb, requests: Mapping[str, Content], step: int, take: Take
     ) -> None:
         turn = self._training.messenger.post(verb, requests, step)
         self._passive.append((turn, take))

@@ -245,7 +245,8 @@ def test_the_next_epoch_begins_before_the_evaluation_ends(pipeline: int) -> None
         state = training.run()
         trips.append(grid.now - before)
         models = [each.state_dict() for each in (label, *passive)]
-        ends.append([models, state.steps, state.evaluate, state.traffic])
+        sizes = [metrics["bytes"] for metrics in state.train.values()]
+        ends.append([models, state.steps, state.evaluate, sizes])
     assert_equal(*ends)
     assert list(ends[0][2]) == [1, 2, 3]
     # Twice two splits with two trips each, and one trip for the last gradients.
