@@ -393,9 +393,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "existing-deployments.md"
 
 def documented(adapter: str, defense: str) -> list[float]:
     """Return test AUC and leak AUCs of a run as the documentation shows them."""
-    (line,) = (
-        line
-        for line in DOCUMENT.read_text().splitlines()
-        if line.startswith(f"| {adapter} | {defense} |")
-    )
+    first, lines = f"| {adapter} | {defense} |", DOCUMENT.read_text().splitlines()
+    [line] = [each for each in lines if each.startswith(first)]
     return [float(cell) for cell in line.split("|")[3:6]]
