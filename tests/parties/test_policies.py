@@ -30,6 +30,7 @@ from flower_vfl.protocol.messages import (
     request,
     to_tensor,
 )
+from flower_vfl.protocol.residence import RESIDENT
 from flower_vfl.strategies import (
     Defense,
     EarlyStopping,
@@ -221,6 +222,53 @@ def test_a_server_that_configures_a_run_again_and_again() -> None:
     assert means[0] < 0.8 and means[40] > 0.9, means
     with pytest.raises(PartyError, match=r"41 times.*max-restores"):
         setup(training.strategy, training.messenger, reuse=True)
+
+
+def failures_of_single_rows(
+    resident: bool, **own: Any
+) -> tuple[list[bool], list[float]]:
+    """Have the loss overflow where a row has a certain label, as a curious server."""
+    nodes = grid(**own)
+    for context in () if resident else nodes._contexts.values():
+        del context.__dict__[RESIDENT]
+    training = strategy(
+        evaluate_every=0, defense=Defense("iso:t=4", at="label")
+    ).connect(nodes)
+    label = nodes.parties()["label"]
+    assert isinstance(label, LabelParty) and label.schedule is not None
+    rows = label.schedule.training_batches(1)[0]
+    for weight in label.objective.parameters():
+        torch.nn.init.constant_(weight, 0.3)
+    step = 1
+
+    def fails(count: int, *others: int) -> bool:
+        nonlocal step
+        sent = torch.zeros(len(rows), WIDTH)
+        sent[[*range(count), *others], 0] = 3e38
+        asked = Content(arrays={"shop": TensorArray(sent)}, step=step, epoch=1)
+        try:
+            training.messenger.ask(Verb.TRAIN_STEP, {"label": asked}, step)
+        except PartyError as error:
+            if "max-restores" in str(error):
+                raise
+            assert error.problem == "its loss is NaN or infinite"
+            return True
+        step += 1
+        return False
+
+    full = next(count for count in range(1, len(rows)) if fails(count)) - 1
+    found = [fails(full, row) for row in range(full, len(rows))]
+    return found, labels()[rows[full:]].tolist()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_server_that_learns_from_errors(resident: bool) -> None:
+    """Without a limit they reveal labels, though the loss is not reported."""
+    found, known = failures_of_single_rows(resident, max_restores=100)
+    auc = roc_auc_score(known, found)
+    assert max(auc, 1 - auc) == 1.0
+    with pytest.raises(PartyError, match=r"after errors, 11 times.*max-restores"):
+        failures_of_single_rows(resident)
 
 
 def test_going_back_after_a_party_was_lost_counts_once() -> None:
