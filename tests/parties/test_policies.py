@@ -281,6 +281,18 @@ def test_going_back_after_a_party_was_lost_counts_once() -> None:
         training.restore("step-0")
 
 
+def test_going_back_after_a_step_counts() -> None:
+    """Also in a run that was configured again, which counted for itself."""
+    training = strategy().connect(grid(max_restores=1))
+    training.checkpoint("step-0")
+    setup(training.strategy, training.messenger, reuse=True)
+    zeros = {"shop": TensorArray(torch.zeros(40, WIDTH))}
+    sent = Content(arrays=zeros, step=1, epoch=1)
+    training.messenger.ask(Verb.TRAIN_STEP, {"label": sent}, 1)
+    with pytest.raises(PartyError, match=r"2 times.*max-restores"):
+        training.restore("step-0")
+
+
 def test_node_configs() -> None:
     assert NodePolicy.from_node({}, strict=False) == NodePolicy()
     assert NodePolicy.from_node({"min-batch": 5}, strict=True).min_batch == 5
