@@ -24,6 +24,7 @@ from .stream_server import StreamServer
 
 _OPEN_TTL: Final = 30 * 24 * 3600.0
 _FAST_POLL, _SLOW_POLL = 0.05, 1.0  # seconds between two polls for plain replies
+_NO_SESSION: Final = "its app answered the offer of a session itself"
 _OFFLINE: Final = "its SuperNode is offline (a killed one may rejoin after a minute)"
 
 
@@ -263,9 +264,9 @@ class ResidentGrid(WrappedGrid):
                     continue
                 if not reply.has_error():
                     reasons[node_id] = "did not connect in time"
-                    report = reply.content.config_records[settings.OPEN_RECORD]
-                    if report["state"] != "detached":
-                        failed[node_id] = str(report.get("reason"))
+                    report = reply.content.config_records.get(settings.OPEN_RECORD, {})
+                    if report.get("state") != "detached":
+                        failed[node_id] = str(report.get("reason", _NO_SESSION))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     reasons[node_id] = _OFFLINE
                     offline.append(node_id)  # it may come back before the deadline

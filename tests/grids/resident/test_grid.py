@@ -294,6 +294,18 @@ def test_an_app_that_is_not_resident_is_named_or_used_over_the_plain_grid(
     assert len(list(grid.pull_messages(ids))) == 2
 
 
+def test_an_app_that_answers_the_offer_itself_is_named(make_grid: GridMaker) -> None:
+    app = counting_app()
+
+    @app.query("resident_open")
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    grid = make_grid(1, app=app)
+    with pytest.raises(SessionError, match="node 1000: its app answered the offer"):
+        grid.open()
+
+
 def test_a_node_that_ends_its_session_is_an_error_until_it_is_opened_again(
     make_grid: GridMaker, detached: bool
 ) -> None:
