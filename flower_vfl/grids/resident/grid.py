@@ -219,10 +219,14 @@ class ResidentGrid(WrappedGrid):
         if self._detached and first > 2 * cores:
             first = cores
         failed: dict[int, str] = {}
-        for wave in filter(None, (node_ids[:first], node_ids[first:])):
-            self._send_offers(server, wave, timeout)
-            end = time.monotonic() + timeout
-            failed |= self._await_nodes(server, set(wave), end)
+        try:
+            for wave in filter(None, (node_ids[:first], node_ids[first:])):
+                self._send_offers(server, wave, timeout)
+                end = time.monotonic() + timeout
+                failed |= self._await_nodes(server, set(wave), end)
+        except BaseException:  # by the wrapped grid, or an interrupt
+            self._withdraw(server, node_ids)
+            raise
         with server.condition:
             for node_id in node_ids:
                 self._missing.pop(node_id, None)
@@ -236,6 +240,17 @@ class ResidentGrid(WrappedGrid):
         if self._detached:
             self._discard_replies()
         log(INFO, "Session: %s nodes joined", len(node_ids) - len(failed))
+
+    def _withdraw(self, server: StreamServer, node_ids: list[int]) -> None:
+        """Forget sessions that no node has joined, so that they are offered again."""
+        with server.condition:
+            for node_id in node_ids:
+                session = server.sessions.get(node_id)
+                if session is None or session.disconnected_at is not None:
+                    continue
+                if session.is_expected:
+                    self._offer_ids.pop(node_id, None)
+                    server.end(server.sessions.pop(node_id), "it was not opened")
 
     def _await_nodes(
         self, server: StreamServer, waiting: set[int], deadline: float

@@ -306,6 +306,24 @@ def test_an_app_that_answers_the_offer_itself_is_named(make_grid: GridMaker) -> 
         grid.open()
 
 
+@pytest.mark.parametrize("method", ["push_messages", "pull_messages"])
+def test_nodes_can_be_opened_after_the_wrapped_grid_failed(
+    make_grid: GridMaker, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    grid = make_grid(2)
+
+    def fail(_: object) -> list[str]:
+        raise ConnectionError("no SuperLink")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_of(grid), method, fail)
+        with pytest.raises(ConnectionError):
+            grid.open()
+    messages = to_all(grid, weights(), "train")
+    replies = list(grid.send_and_receive(messages, timeout=5))
+    assert [reply.has_content() for reply in replies] == [True, True]
+
+
 def test_a_node_that_ends_its_session_is_an_error_until_it_is_opened_again(
     make_grid: GridMaker, detached: bool
 ) -> None:
