@@ -189,6 +189,14 @@ def test_a_message_expires_with_its_ttl(make_grid: GridMaker) -> None:
     finish.set()
 
 
+def test_a_message_may_live_for_a_year(make_grid: GridMaker) -> None:
+    grid = make_grid(1)
+    [node] = grid.open()
+    message = Message(RecordDict(), node, "query.echo", ttl=365 * 24 * 3600.0)
+    [reply] = grid.send_and_receive([message])
+    assert reply.has_content()
+
+
 def test_arrays_far_above_the_default_of_grpc(make_grid: GridMaker) -> None:
     grid = make_grid(2)
     values = np.random.default_rng(2).normal(size=(3_000_000,)).astype(np.float32)
