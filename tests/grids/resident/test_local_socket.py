@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import socket
@@ -15,9 +16,9 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from resident_cases import RUN_ID, GridMaker, to_all, weights
 
-from flower_vfl.grids.resident import Limits, ResidentGrid
+from flower_vfl.grids.resident import Limits, ResidentGrid, local_socket
 from flower_vfl.grids.resident.authentication import Authentication
-from flower_vfl.grids.resident.event_loop import SendQueue
+from flower_vfl.grids.resident.event_loop import SendQueue, event_loop
 from flower_vfl.grids.resident.local_socket import LocalConnection, LocalStream
 from flower_vfl.grids.resident.wire import (
     REPLY,
@@ -54,6 +55,23 @@ def test_a_node_that_cannot_open_the_socket_uses_grpc(make_grid: GridMaker) -> N
     replies = list(grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20))
     assert [reply.has_content() for reply in replies] == [True, True]
     assert connection_types(grid) == {SendQueue}
+
+
+def test_nodes_join_after_files_have_run_out(
+    make_grid: GridMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = event_loop().sock_accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    async def scarce(listening: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(), "for the test")
+        return await accept(listening)
+
+    monkeypatch.setattr(local_socket, "_PAUSE", 0.01)
+    monkeypatch.setattr(event_loop(), "sock_accept", scarce)
+    grid = make_grid(2)
+    assert len(grid.open(timeout=5.0)) == 2 and not failures
+    assert connection_types(grid) == {LocalConnection}
 
 
 @pytest.mark.parametrize(
