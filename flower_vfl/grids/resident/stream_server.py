@@ -122,7 +122,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await server.stop(grace=_GRACE)
         if self._local:
             await asyncio.wait(self._local, timeout=_GRACE)
-        for task in self._background:
+        for task in [*self._background, *self._local]:
             task.cancel()
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
