@@ -313,7 +313,10 @@ class ResidentGrid(WrappedGrid):
         return replies
 
     def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
-        """Return the replies that have arrived; wait for one if there is none."""
+        """Return the replies that have arrived; wait for some if there are none.
+
+        Replies to messages that were pushed together count once all have arrived.
+        """
         wanted = set(message_ids)
         self._requests.wait(wanted, time.monotonic() + timeout, first=True)
         return self.pull_messages(wanted)
