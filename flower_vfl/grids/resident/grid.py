@@ -9,7 +9,7 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import Final, Literal
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -76,7 +76,7 @@ class ResidentGrid(WrappedGrid):
 
     Examples
     --------
-    >>> from flwr.app import Message, RecordDict
+    >>> from flwr.app import ConfigRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
     >>> from flower_vfl import InProcessGrid, ResidentGrid, resident
     >>> app = resident(ClientApp())
@@ -279,9 +279,10 @@ class ResidentGrid(WrappedGrid):
                     continue
                 if not reply.has_error():
                     reasons[node_id] = "did not connect in time"
-                    report = reply.content.config_records.get(settings.OPEN_RECORD, {})
+                    report = reply.content.config_records.get(settings.OPEN_RECORD)
+                    report = report or ConfigRecord({"reason": _NO_SESSION})
                     if report.get("state") != "detached":
-                        failed[node_id] = str(report.get("reason", _NO_SESSION))
+                        failed[node_id] = str(report.get("reason"))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     reasons[node_id] = _OFFLINE
                     offline.append(node_id)  # it may come back before the deadline
