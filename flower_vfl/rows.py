@@ -81,6 +81,9 @@ def received_embeddings(
             problem = f"sent an embedding of shape {given}, expected {expected}"
             remedy = "Its bottom model must return one row per input row, of one width"
             raise PartyError(name, problem, remedy, step)
+        if not part.is_floating_point():
+            problem = f"sent an embedding of type {part.dtype}"
+            raise PartyError(name, problem, "Its bottom model must return floats", step)
         check_finite(part, name, "its embedding", remedy, step)
         received[name] = part.to(device)
     return received

@@ -254,9 +254,9 @@ class LabelParty(Party):
             else:
                 outcome, gradients = self._train_module(own, parts, labels.used)
         loss = outcome.loss.item()
-        if not math.isfinite(loss):
+        if not math.isfinite(loss):  # which of the two it is depends on labels
             remedy = "Lower the learning rate or check the loss of the last steps"
-            raise PartyError(self.name, f"its loss is {loss}", remedy, step)
+            raise PartyError(self.name, "its loss is NaN or infinite", remedy, step)
         self.step = step
         if self.imputer.row_index is not None:
             self.imputer.synthesizer.commit()

@@ -45,7 +45,8 @@ class NodePolicy:
         Limits of the learning rate that a run may set.
     max_restores : int (default: 2**31)
         How often a run may go back to a checkpoint or be configured again: each time
-        shows the party another noisy gradient of the same rows.
+        shows the party another noisy gradient of the same rows. A training step that
+        fails counts, too: that it fails may tell something about its labels.
     require_sealed : bool (default: False)
         Whether embeddings and gradients must travel encrypted.
     require_tls : bool (default: False)
@@ -135,9 +136,9 @@ class NodePolicy:
             raise _refused(party, f"about {rows} rows", "min-evaluation")
 
     def check_restores(self, party: str, restores: int) -> None:
-        """Refuse to go back to a checkpoint, or to begin again, too often."""
+        """Refuse to go back, to begin again, or to go on after errors, too often."""
         if restores > self.max_restores:
-            what = f"to go back or to begin again {restores} times"
+            what = f"to go back, or to go on after errors, {restores} times"
             raise _refused(party, what, "max-restores")
 
     def measured(self, found: list[Measurement]) -> list[Measurement]:

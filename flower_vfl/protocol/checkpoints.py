@@ -37,7 +37,7 @@ def restore(session: Session, content: Content, context: Context) -> Content:
         states = [store.load(tag, run, digest) for tag, digest in given]
     except DamagedError as error:
         return Content({"damaged": str(error)})
-    if not session.renewed:  # which was counted when it was configured again
+    if party.step or not session.renewed:  # else that it was configured was counted
         session.go_back()
     session.renewed = False
     state, now = states[0], _plan(session)

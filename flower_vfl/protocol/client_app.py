@@ -188,6 +188,8 @@ def _answer(message: Message, context: Context, make: replay.Maker) -> RecordDic
         except Exception as error:  # kept too: half a step must not be done again
             reply = _report(error, session.party.name)
             changed = session.drop_handshake()  # no key may be left
+            if verb is Verb.TRAIN_STEP:  # that it fails may depend on labels
+                session.restores, changed = session.restores + 1, True
         replies[content.turn] = reply
         if changed and not resident:
             replay.save(session, context)
@@ -313,6 +315,7 @@ def _embed(session: Session, content: Content, context: Context) -> Content:
 
 def _train_step(session: Session, content: Content, context: Context) -> Content:
     party = _label(session)
+    session.policy.check_restores(party.name, session.restores)
     wants_labels = bool(content.config.get("labels", False))
     if wants_labels and not party.trust_server:
         raise untrusted(party.name, "labels", content.step)

@@ -130,6 +130,6 @@ def _shape_text(shape: Shape) -> str:
 
 def _read_shape(text: object) -> Shape:
     sizes = cast(str, text).split("x") if text else []
-    if not all(size.isdecimal() for size in sizes):
+    if not all(size.isdecimal() and len(size) < 19 for size in sizes):  # as in torch
         raise ConfigError(f"'{text}' is not the shape of an embedding")
     return tuple(int(size) for size in sizes)

@@ -77,7 +77,7 @@ class Session:
     aligned: str = ""  # fingerprint of the alignment on whose rows the party is
     settings: Callable[[Context], AlignmentSettings] = node_settings
     policy: NodePolicy = field(default_factory=NodePolicy)
-    restores: int = 0  # how often the run went back, or was configured again
+    restores: int = 0  # how often the run went back, was configured again, or failed
     renewed: bool = False  # configured again, and not restored since
     data: str = ""  # digest of the party's rows, once a checkpoint needed it
     seals: Seals | None = None  # keys of sealed training; None if it is not sealed

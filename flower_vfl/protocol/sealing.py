@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import Array
 from torch import Tensor
@@ -166,7 +165,7 @@ class Seals:
         data = memoryview(_whole(array))
         try:
             return from_npy(cipher.decrypt(data[:_NONCE], data[_NONCE:], bound))
-        except (InvalidTag, ValueError, TypeError):
+        except Exception:  # InvalidTag, and the many types of numpy on bad bytes
             problem = f"{what} was altered, repeated or swapped on its way to "
             problem += f"'{self.name}', or encrypted with other keys or settings"
             raise PartyError(sender, problem, _REMEDY, step or None) from None

@@ -30,6 +30,7 @@ from flower_vfl.protocol.messages import (
     request,
     to_tensor,
 )
+from flower_vfl.protocol.residence import RESIDENT
 from flower_vfl.strategies import (
     Defense,
     EarlyStopping,
@@ -223,6 +224,53 @@ def test_a_server_that_configures_a_run_again_and_again() -> None:
         setup(training.strategy, training.messenger, reuse=True)
 
 
+def failures_of_single_rows(
+    resident: bool, **own: Any
+) -> tuple[list[bool], list[float]]:
+    """Have the loss overflow where a row has a certain label, as a curious server."""
+    nodes = grid(**own)
+    for context in () if resident else nodes._contexts.values():
+        del context.__dict__[RESIDENT]
+    training = strategy(
+        evaluate_every=0, defense=Defense("iso:t=4", at="label")
+    ).connect(nodes)
+    label = nodes.parties()["label"]
+    assert isinstance(label, LabelParty) and label.schedule is not None
+    rows = label.schedule.training_batches(1)[0]
+    for weight in label.objective.parameters():
+        torch.nn.init.constant_(weight, 0.3)
+    step = 1
+
+    def fails(count: int, *others: int) -> bool:
+        nonlocal step
+        sent = torch.zeros(len(rows), WIDTH)
+        sent[[*range(count), *others], 0] = 3e38
+        asked = Content(arrays={"shop": TensorArray(sent)}, step=step, epoch=1)
+        try:
+            training.messenger.ask(Verb.TRAIN_STEP, {"label": asked}, step)
+        except PartyError as error:
+            if "max-restores" in str(error):
+                raise
+            assert error.problem == "its loss is NaN or infinite"
+            return True
+        step += 1
+        return False
+
+    full = next(count for count in range(1, len(rows)) if fails(count)) - 1
+    found = [fails(full, row) for row in range(full, len(rows))]
+    return found, labels()[rows[full:]].tolist()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_server_that_learns_from_errors(resident: bool) -> None:
+    """Without a limit they reveal labels, though the loss is not reported."""
+    found, known = failures_of_single_rows(resident, max_restores=100)
+    auc = roc_auc_score(known, found)
+    assert max(auc, 1 - auc) == 1.0
+    with pytest.raises(PartyError, match=r"after errors, 11 times.*max-restores"):
+        failures_of_single_rows(resident)
+
+
 def test_going_back_after_a_party_was_lost_counts_once() -> None:
     training = strategy().connect(grid(max_restores=2))
     training.checkpoint("step-0")
@@ -230,6 +278,18 @@ def test_going_back_after_a_party_was_lost_counts_once() -> None:
         setup(training.strategy, training.messenger, reuse=True)
         training.restore("step-0")
     with pytest.raises(PartyError, match=r"3 times.*max-restores"):
+        training.restore("step-0")
+
+
+def test_going_back_after_a_step_counts() -> None:
+    """Also in a run that was configured again, which counted for itself."""
+    training = strategy().connect(grid(max_restores=1))
+    training.checkpoint("step-0")
+    setup(training.strategy, training.messenger, reuse=True)
+    zeros = {"shop": TensorArray(torch.zeros(40, WIDTH))}
+    sent = Content(arrays=zeros, step=1, epoch=1)
+    training.messenger.ask(Verb.TRAIN_STEP, {"label": sent}, 1)
+    with pytest.raises(PartyError, match=r"2 times.*max-restores"):
         training.restore("step-0")
 
 

@@ -208,6 +208,7 @@ def test_configs_and_descriptions_round_trip(grid: InProcessGrid) -> None:
         {"rows": "9"},
         {"rows": True},
         {"shape": "3x-1"},
+        {"shape": "9" * 5000},
         {"role": "other"},
         {"role": "passive"},
         {"task": ""},

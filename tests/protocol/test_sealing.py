@@ -12,9 +12,9 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import Array
 from sealed_cases import NAMES, pinned, plain_array
-from torch import Tensor
+from torch import Tensor, nn
 
-from flower_vfl import PartyError
+from flower_vfl import CrossEntropy, LabelParty, PartyError
 from flower_vfl.parties.checkpoints import from_bytes, to_bytes
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import ConfigError, to_tensor
@@ -226,7 +226,12 @@ def pickled() -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY", pickled()])
+OPEN_BRACKET = b"\x93NUMPY\x01\x00\x0b\x00{'descr': ("  # tokenize.TokenError in numpy
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no array", b"\x93NUMPY", pickled(), OPEN_BRACKET]
+)
 def test_a_party_that_encrypts_nonsense_is_named(content: bytes) -> None:
     sides = parties()
     key, nonce = sides["passive-1"].keys["passive-1", "label"], os.urandom(12)
@@ -236,6 +241,18 @@ def test_a_party_that_encrypts_nonsense_is_named(content: bytes) -> None:
     with pytest.raises(PartyError) as caught:
         sides["label"].embeddings({"passive-1": array}, *AT)
     assert caught.value.party == "passive-1"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_a_party_that_encrypts_other_numbers_than_floats_is_named(
+    dtype: torch.dtype,
+) -> None:
+    label = LabelParty(torch.arange(4) % 2, CrossEntropy(nn.Linear(3, 1)), name="label")
+    label.describe(b"")
+    label.configure(config(parties={"passive-1": (3,)}, test_fraction=0.0))
+    found = delivered(parties(), torch.ones(4, 3, dtype=dtype), TRAINING, 1, 1, 0)
+    with pytest.raises(PartyError, match=r"'passive-1', step 1.*of type torch\."):
+        label.train_step(1, 1, 0, {"passive-1": found})
 
 
 def test_an_unsealed_party_cannot_read_it() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import Final, Literal
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -24,6 +24,7 @@ from .stream_server import StreamServer
 
 _OPEN_TTL: Final = 30 * 24 * 3600.0
 _FAST_POLL, _SLOW_POLL = 0.05, 1.0  # seconds between two polls for plain replies
+_NO_SESSION: Final = "its app answered the offer of a session itself"
 _OFFLINE: Final = "its SuperNode is offline (a killed one may rejoin after a minute)"
 
 
@@ -75,7 +76,7 @@ class ResidentGrid(WrappedGrid):
 
     Examples
     --------
-    >>> from flwr.app import Message, RecordDict
+    >>> from flwr.app import ConfigRecord, Message, RecordDict
     >>> from flwr.clientapp import ClientApp
     >>> from flower_vfl import InProcessGrid, ResidentGrid, resident
     >>> app = resident(ClientApp())
@@ -218,10 +219,14 @@ class ResidentGrid(WrappedGrid):
         if self._detached and first > 2 * cores:
             first = cores
         failed: dict[int, str] = {}
-        for wave in filter(None, (node_ids[:first], node_ids[first:])):
-            self._send_offers(server, wave, timeout)
-            end = time.monotonic() + timeout
-            failed |= self._await_nodes(server, set(wave), end)
+        try:
+            for wave in filter(None, (node_ids[:first], node_ids[first:])):
+                self._send_offers(server, wave, timeout)
+                end = time.monotonic() + timeout
+                failed |= self._await_nodes(server, set(wave), end)
+        except BaseException:  # by the wrapped grid, or an interrupt
+            self._withdraw(server, node_ids)
+            raise
         with server.condition:
             for node_id in node_ids:
                 self._missing.pop(node_id, None)
@@ -235,6 +240,17 @@ class ResidentGrid(WrappedGrid):
         if self._detached:
             self._discard_replies()
         log(INFO, "Session: %s nodes joined", len(node_ids) - len(failed))
+
+    def _withdraw(self, server: StreamServer, node_ids: list[int]) -> None:
+        """Forget sessions that no node has joined, so that they are offered again."""
+        with server.condition:
+            for node_id in node_ids:
+                session = server.sessions.get(node_id)
+                if session is None or session.disconnected_at is not None:
+                    continue
+                if session.is_expected:
+                    self._offer_ids.pop(node_id, None)
+                    server.end(server.sessions.pop(node_id), "it was not opened")
 
     def _await_nodes(
         self, server: StreamServer, waiting: set[int], deadline: float
@@ -263,8 +279,9 @@ class ResidentGrid(WrappedGrid):
                     continue
                 if not reply.has_error():
                     reasons[node_id] = "did not connect in time"
-                    report = reply.content.config_records[settings.OPEN_RECORD]
-                    if report["state"] != "detached":
+                    report = reply.content.config_records.get(settings.OPEN_RECORD)
+                    report = report or ConfigRecord({"reason": _NO_SESSION})
+                    if report.get("state") != "detached":
                         failed[node_id] = str(report.get("reason"))
                 elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     reasons[node_id] = _OFFLINE
@@ -297,7 +314,10 @@ class ResidentGrid(WrappedGrid):
         return replies
 
     def receive(self, message_ids: Iterable[str], timeout: float) -> Iterable[Message]:
-        """Return the replies that have arrived; wait for one if there is none."""
+        """Return the replies that have arrived; wait for some if there are none.
+
+        Replies to messages that were pushed together count once all have arrived.
+        """
         wanted = set(message_ids)
         self._requests.wait(wanted, time.monotonic() + timeout, first=True)
         return self.pull_messages(wanted)

@@ -4,6 +4,7 @@ They carry the same frames as gRPC, each after its length, with fewer copies and
 switches: a frame is read into the memory that its arrays then use.
 """
 
+import asyncio
 import shutil
 import socket
 import struct
@@ -13,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from logging import WARNING
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
 import grpc
 import numpy as np
+from flwr.supercore import log
 
 from flower_vfl.protocol.lazy_array import Buffer
 
@@ -32,6 +35,7 @@ _TOGETHER: Final = 1 << 14  # bytes of frames that leave in one call at the late
 _READ_AHEAD: Final = 1 << 15
 _BUFFER: Final = 1 << 22  # bytes that the kernel may keep, if its own limit allows them
 _BACKLOG: Final = 4096
+_PAUSE: Final = 1.0  # seconds until a server that could not accept tries again
 _RETRY, _FINAL = b"R", b"F"  # what a refused peer learns
 
 
@@ -61,8 +65,13 @@ class Listener:
     async def accept(self, serve: Callable[["LocalStream"], object]) -> None:
         """Serve each connection."""
         while True:
-            connected, _ = await event_loop().sock_accept(self.socket)
-            serve(LocalStream(connected))
+            try:
+                connected, _ = await event_loop().sock_accept(self.socket)
+            except OSError as ex:  # no more file descriptors, perhaps only for now
+                log(WARNING, "Session: a node could not connect: %s", ex)
+                await asyncio.sleep(_PAUSE)
+            else:
+                serve(LocalStream(connected))
 
     def close(self) -> None:
         """Stop listening and remove the folder."""

@@ -25,7 +25,7 @@ from .wire import WireError
 
 Connection = SendQueue | LocalConnection
 
-_FOREVER: Final = 365 * 24 * 3600.0
+_LONGEST: Final = 24 * 3600.0  # one wait, in seconds; epoll takes up to 24 days
 _LARGE: Final = 64 << 10
 
 
@@ -172,7 +172,7 @@ class PendingRequests:
         with self.condition:
             self.expire()
             while message_ids <= self._pending.keys() if first else message_ids:
-                left = _FOREVER if deadline is None else deadline - time.monotonic()
+                left = _LONGEST if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     return
                 self.condition.wait(min(left, self._next_expiry(message_ids)))
@@ -200,7 +200,7 @@ class PendingRequests:
     def _next_expiry(self, message_ids: set[str]) -> float:
         """Return the seconds until a request may expire; lock held."""
         now = time.monotonic()
-        left = _FOREVER
+        left = _LONGEST
         for message_id in message_ids:
             request = self._pending[message_id]
             since = request.session.disconnected_at

@@ -122,7 +122,7 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         await server.stop(grace=_GRACE)
         if self._local:
             await asyncio.wait(self._local, timeout=_GRACE)
-        for task in self._background:
+        for task in [*self._background, *self._local]:
             task.cancel()
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
@@ -205,22 +205,19 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._monitor.ignore(peer)
         with self.condition:
             expected = sum(session.is_expected for session in self.sessions.values())
-        timeout = asyncio.timeout(self._limits.authenticate)
+        timeout, kept = asyncio.timeout(self._limits.authenticate), True
         try:
             async with timeout:
                 self._waiting.add(timeout, peer, self._limits.pending + expected)
-                node = Authentication.from_hello(await read_frame(context))
-                named = self.sessions.get(node.node_id)
-                if named is not None and named.is_expected:
-                    self._waiting.name(timeout, node.node_id)
-                node.server_nonce = secrets.token_bytes(32)
-                await context.write(split_frame([node.server_nonce])[0])
-                proof = await read_frame(context)
+                try:
+                    node, proof = await self._exchange(context, timeout)
+                finally:  # a timeout that has ended cannot be moved any more
+                    kept = self._waiting.remove(timeout)
             token = self._tokens.check(node, proof)
             connection.put(node.proof(token, b"server"))
             return self._connect(node.node_id, connection)
         except TimeoutError:
-            text = _TOO_LONG if self._waiting.remove(timeout) else _TOO_MANY
+            text = _TOO_LONG if kept else _TOO_MANY
             await self._refuse(context, peer, RefusedError(text, retry=True))
         except (RefusedError, WireError) as problem:
             await self._refuse(context, peer, problem)
@@ -230,8 +227,18 @@ class StreamServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         except Exception as ex:  # gRPC raises several types when a stream breaks
             left = RefusedError(f"{_LEFT} ({ex})", retry=True)
             await self._refuse(context, peer, left)
-        finally:
-            self._waiting.remove(timeout)
+
+    async def _exchange(
+        self, context: Any, timeout: asyncio.Timeout
+    ) -> tuple[Authentication, memoryview]:
+        """Exchange nonces with a peer, and return what it says and its proof."""
+        node = Authentication.from_hello(await read_frame(context))
+        named = self.sessions.get(node.node_id)
+        if named is not None and named.is_expected:
+            self._waiting.name(timeout, node.node_id)
+        node.server_nonce = secrets.token_bytes(32)
+        await context.write(split_frame([node.server_nonce])[0])
+        return node, await read_frame(context)
 
     async def _refuse(self, context: Any, peer: str, problem: Exception) -> NoReturn:
         """Log why a connection is refused and abort the call."""

@@ -189,6 +189,14 @@ def test_a_message_expires_with_its_ttl(make_grid: GridMaker) -> None:
     finish.set()
 
 
+def test_a_message_may_live_for_a_year(make_grid: GridMaker) -> None:
+    grid = make_grid(1)
+    [node] = grid.open()
+    message = Message(RecordDict(), node, "query.echo", ttl=365 * 24 * 3600.0)
+    [reply] = grid.send_and_receive([message])
+    assert reply.has_content()
+
+
 def test_arrays_far_above_the_default_of_grpc(make_grid: GridMaker) -> None:
     grid = make_grid(2)
     values = np.random.default_rng(2).normal(size=(3_000_000,)).astype(np.float32)
@@ -292,6 +300,36 @@ def test_an_app_that_is_not_resident_is_named_or_used_over_the_plain_grid(
     ids = list(grid.push_messages(to_all(grid, weights(), "train")))
     time.sleep(0.1)
     assert len(list(grid.pull_messages(ids))) == 2
+
+
+def test_an_app_that_answers_the_offer_itself_is_named(make_grid: GridMaker) -> None:
+    app = counting_app()
+
+    @app.query("resident_open")
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    grid = make_grid(1, app=app)
+    with pytest.raises(SessionError, match="node 1000: its app answered the offer"):
+        grid.open()
+
+
+@pytest.mark.parametrize("method", ["push_messages", "pull_messages"])
+def test_nodes_can_be_opened_after_the_wrapped_grid_failed(
+    make_grid: GridMaker, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    grid = make_grid(2)
+
+    def fail(_: object) -> list[str]:
+        raise ConnectionError("no SuperLink")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_of(grid), method, fail)
+        with pytest.raises(ConnectionError):
+            grid.open()
+    messages = to_all(grid, weights(), "train")
+    replies = list(grid.send_and_receive(messages, timeout=5))
+    assert [reply.has_content() for reply in replies] == [True, True]
 
 
 def test_a_node_that_ends_its_session_is_an_error_until_it_is_opened_again(

@@ -13,11 +13,14 @@ from unittest.mock import Mock
 
 import pytest
 from hostile_cases import CutGrid, HostileStreams, train
+from resident_cases import GridMaker
 from vertical_cases import assert_equal
 
 from flower_vfl.grids.resident import Limits, SessionError, admission
 from flower_vfl.grids.resident.admission import RefusalLog, WaitingStreams
 from flower_vfl.grids.resident.authentication import RefusedError
+from flower_vfl.grids.resident.event_loop import SendQueue
+from flower_vfl.grids.resident.wire import LAST
 
 Attack = Callable[..., HostileStreams]
 
@@ -112,6 +115,40 @@ def test_the_oldest_of_the_largest_group_loses_its_place() -> None:
     assert lost_places("baaaaa") == [1, 2, 3]
     assert lost_places("aaaaa", named="0") == [1, 2]
     assert lost_places("aaaaa", named="01") == [0, 2]
+
+
+class SlowRefusal:
+    """A stream that sends garbage, and whose refusal takes until it is let go."""
+
+    def __init__(self, gone: asyncio.Event) -> None:
+        self._gone = gone
+
+    async def read(self) -> bytes:
+        return LAST + b"garbage"
+
+    async def abort(self, code: object, _: str) -> None:
+        await self._gone.wait()
+        raise ConnectionAbortedError
+
+
+def test_a_stream_that_is_being_refused_has_no_place(
+    make_grid: GridMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one cannot have it, and was refused for that."""
+    server = make_grid(1, limits=Limits(pending=1))._get_server()
+
+    async def two() -> None:
+        gone = asyncio.Event()
+        peers = [SendQueue(f"unix:{number}") for number in range(2)]
+        tasks = [server._authenticate(SlowRefusal(gone), peer) for peer in peers]
+        both = asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        gone.set()
+        await both
+
+    asyncio.run(two())
+    refused = [record.getMessage() for record in caplog.records]
+    assert len(refused) == 2 and all("malformed hello" in line for line in refused)
 
 
 def test_refusals_are_logged_at_a_limited_rate(

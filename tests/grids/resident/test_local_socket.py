@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import socket
@@ -12,12 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from resident_cases import RUN_ID, GridMaker, to_all, weights
 
-from flower_vfl.grids.resident import Limits, ResidentGrid
+from flower_vfl.grids.resident import (
+    Limits,
+    ResidentGrid,
+    local_socket,
+    stream_server,
+)
 from flower_vfl.grids.resident.authentication import Authentication
-from flower_vfl.grids.resident.event_loop import SendQueue
+from flower_vfl.grids.resident.event_loop import SendQueue, event_loop
 from flower_vfl.grids.resident.local_socket import LocalConnection, LocalStream
 from flower_vfl.grids.resident.wire import (
     REPLY,
@@ -54,6 +60,23 @@ def test_a_node_that_cannot_open_the_socket_uses_grpc(make_grid: GridMaker) -> N
     replies = list(grid.send_and_receive(to_all(grid, weights(), "train"), timeout=20))
     assert [reply.has_content() for reply in replies] == [True, True]
     assert connection_types(grid) == {SendQueue}
+
+
+def test_nodes_join_after_files_have_run_out(
+    make_grid: GridMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = event_loop().sock_accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    async def scarce(listening: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(), "for the test")
+        return await accept(listening)
+
+    monkeypatch.setattr(local_socket, "_PAUSE", 0.01)
+    monkeypatch.setattr(event_loop(), "sock_accept", scarce)
+    grid = make_grid(2)
+    assert len(grid.open(timeout=5.0)) == 2 and not failures
+    assert connection_types(grid) == {LocalConnection}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +168,26 @@ def test_an_oversized_frame_ends_the_session(make_grid: GridMaker) -> None:
     stranger.socket.sendall(LENGTH.pack(1001))
     assert b"over the limit" in stranger.rest()
     assert "over the limit" in str(server.sessions[4242].end_reason)
+
+
+def test_the_connection_of_a_node_that_does_not_read_is_closed(
+    make_grid: GridMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_server, "_GRACE", 0.1)
+    grid = make_grid(1)
+    grid.open()
+    server, stranger = grid._get_server(), Stranger(grid)
+    stranger.authenticate(server.create_session(RUN_ID, 4242), 4242)
+    assert len(stranger.socket.recv(40)) == 40  # the server's own proof
+    large = RecordDict({"r": ConfigRecord({"x": bytes(20_000_000)})})
+    grid.push_messages([Message(large, 4242, "query.echo")])
+    connection = server.sessions[4242].connection
+    assert isinstance(connection, LocalConnection) and connection._unsent
+    grid.close()
+    end = time.monotonic() + 5
+    while server._local and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not server._local and connection.socket.fileno() < 0
 
 
 def test_many_large_messages_are_under_way_in_both_directions(
