@@ -178,7 +178,7 @@ def _assign_roles(
 ) -> tuple[PartyDescription, dict[str, PartyDescription]]:
     def natural(party: PartyDescription) -> list[tuple[int, int, str]]:
         parts = re.findall(r"\d+|\D+", party.name)  # passive-2 before passive-10
-        return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+        return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts]
 
     labels = [d for d in descriptions if d.role == "label"]
     passive = sorted((d for d in descriptions if d.role == "passive"), key=natural)

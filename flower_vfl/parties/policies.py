@@ -49,6 +49,9 @@ class NodePolicy:
         fails counts, too: that it fails may tell something about its labels.
     require_sealed : bool (default: False)
         Whether embeddings and gradients must travel encrypted.
+    sealed_for : str (default: "")
+        The only party that may be the label party of a sealed run; empty for any of
+        those whose keys are pinned. Otherwise a server could name one that helps it.
     require_tls : bool (default: False)
         Whether this node connects to a resident grid with a certificate only.
 
@@ -68,6 +71,7 @@ class NodePolicy:
     max_learning_rate: float = math.inf
     max_restores: int = 2**31
     require_sealed: bool = False
+    sealed_for: str = ""
     require_tls: bool = False
     reports_all: bool = field(default=True, init=False, repr=False)
 
@@ -110,6 +114,12 @@ class NodePolicy:
             raise _refused(party, f"to train with the learning rate {rate:g}", name)
         if self.require_sealed and not config.sealed:
             raise _refused(party, "to train without encryption", "require-sealed")
+
+    def check_reader(self, party: str, label: str) -> None:
+        """Refuse to encrypt for another party than the one that is named."""
+        if self.sealed_for not in ("", label):
+            what = f"to send what only '{label}' can read"
+            raise _refused(party, what, "sealed-for")
 
     def needs_tls(self, party: str) -> PartyError:
         """Return the error of a session without a certificate."""

@@ -229,6 +229,7 @@ def _configure(session: Session, content: Content, context: Context) -> Content:
     seals, reply = None, Content()
     if config.sealed:
         label = content.text("label")
+        session.policy.check_reader(party.name, label)
         seals = new_seals(party.name, party.role, label, config, session.aligned)
         reply = Content(pack_hellos([seals.hello(session.own_settings(context))]))
     try:

@@ -20,7 +20,7 @@ from sealed_cases import (
 )
 from vertical_cases import StatelessGrid
 
-from flower_vfl import ConfigError, PartyError
+from flower_vfl import ConfigError, NodePolicy, PartyError
 from flower_vfl.alignment import Identity
 from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import GRADIENT, Content, Verb, read, request
@@ -221,6 +221,35 @@ def test_parties_that_are_told_different_settings_find_out(sealed: bool) -> None
         with pytest.raises(PartyError, match="other keys or settings") as caught:
             run(grid, tamper)
     assert (caught.value.party, caught.value.step) == ("passive-2", 1)
+
+
+@pytest.mark.parametrize("sealed_for", ["", "label"])
+def test_a_server_that_names_another_label_party(sealed_for: str) -> None:
+    """That party has pinned keys too: it would read embeddings of the other."""
+    hello: list[Content] = []
+
+    def tamper(asked: Sequence[tuple[Message, Content]]) -> None:
+        for message, content in asked:
+            verb, node = message.metadata.message_type, message.metadata.dst_node_id
+            if verb == Verb.CONFIGURE and node == 2:
+                content.config["label"] = "passive-2"
+            if verb == Verb.SEAL and node == 2:
+                content.config = dict(hello[0].config)
+
+    class Colluding(TamperingGrid):
+        def send_and_receive(self, messages: Any, **given: Any) -> Any:
+            replies = list(super().send_and_receive(messages, **given))
+            hello[:] = [read(r) for r in replies if r.metadata.src_node_id == 3]
+            return replies
+
+    policy = NodePolicy(sealed_for=sealed_for)
+    with sealed_grid(policy=policy) as grid, pytest.raises(PartyError) as caught:
+        strategy().start(Colluding(grid, tamper), num_rounds=1)
+    if sealed_for:
+        assert caught.value.party == "passive-1" and "sealed-for" in str(caught.value)
+    else:  # it sends its first embedding; only the real label party cannot read it
+        assert "other keys or settings" in str(caught.value)
+        assert caught.value.step == 1
 
 
 def test_a_run_without_the_key_exchange_is_refused() -> None:
