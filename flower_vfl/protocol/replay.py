@@ -124,7 +124,7 @@ sessions: dict[tuple[int, int], Session] = {}  # by run and node
 
 def forget(run_id: int) -> None:
     """Drop every party of a run that lives in this process."""
-    for key in [key for key in sessions if key[0] == run_id]:
+    for key in [key for key in list(sessions) if key[0] == run_id]:  # others may add
         sessions.pop(key, None)
 
 
