@@ -41,13 +41,10 @@ class StackedModel(nn.Module):
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(str(number), buffer)
 
-    def train(self, mode: bool = True) -> "StackedModel":
-        """Switch between training and evaluation."""
-        self._one[0].train(mode)
-        return super().train(mode)
-
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of all models, each for its own rows."""
+        if self._one[0].training != self.training:  # its party may have worked alone
+            self._one[0].train(self.training)
         rows, cuda = inputs[0].shape[1], inputs[0].is_cuda
         chunk = None if cuda else max(1, _ROWS // max(rows, 1))
         buffers = list(self.buffers())

@@ -240,8 +240,12 @@ class Withholding:
 
     requires_labels = False
 
+    def __init__(self, step: int) -> None:
+        self.step = step
+
     def __call__(self, gradient: Tensor, batch: Any) -> Tensor | None:
-        return None if (batch.party, batch.step) == ("passive-2", 2) else gradient
+        mine = (batch.party, batch.step) == ("passive-2", self.step)
+        return None if mine else gradient
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -251,9 +255,22 @@ class Withholding:
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
-def test_a_withheld_gradient_trains_only_the_others(optimizer: Any) -> None:
-    defense, given = Defense(Withholding()), [normalised] * 3
-    runs = [train(given, s, optimizer, defense=defense) for s in (False, True)]
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (2, {}),
+        (5, {"valid_fraction": 0.0}),  # the last one before an evaluation in one part
+    ],
+    ids=["in mid-epoch", "before an evaluation"],
+)
+def test_a_withheld_gradient_trains_only_the_others(
+    step: int, settings: Any, optimizer: Any
+) -> None:
+    defense, given = Defense(Withholding(step)), [normalised] * 3
+    runs = [
+        train(given, s, optimizer, defense=defense, epochs=3, **settings)
+        for s in (False, True)
+    ]
     assert_equal(*runs)
 
 
