@@ -129,15 +129,17 @@ class StackedParty(PassiveParty):
         pairs = zip(self.members, own, strict=True)
         states = [m.optimizer.state.get(p, {}) for m, p in pairs if m.optimizer]
         found: dict[str, Any] = {}
+        if any(state.keys() != states[0].keys() for state in states):
+            return None
         for key, value in states[0].items():
-            values = [state.get(key) for state in states]
+            values = [state[key] for state in states]
             if isinstance(value, Tensor) and value.shape == own[0].shape:
                 found[key] = torch.stack(values)
             elif any(each != value for each in values):
                 return None
             else:
                 found[key] = value.clone() if isinstance(value, Tensor) else value
-        return found if all(state.keys() == found.keys() for state in states) else None
+        return found
 
     def release(self) -> None:
         """Give every member a state of its own again."""

@@ -260,8 +260,9 @@ class Withholding:
     [
         (2, {}),
         (5, {"valid_fraction": 0.0}),  # the last one before an evaluation in one part
+        (1, {"valid_fraction": 0.0, "batch_size": 0}),  # one party has no momentum yet
     ],
-    ids=["in mid-epoch", "before an evaluation"],
+    ids=["in mid-epoch", "before an evaluation", "in the first epoch"],
 )
 def test_a_withheld_gradient_trains_only_the_others(
     step: int, settings: Any, optimizer: Any
