@@ -208,25 +208,28 @@ class StackedParty(PassiveParty):
         rows, buffers = rows.to(self.device), list(self.model.buffers())
         found = set()
         self.gather()
-        for training in (True, False):
-            before = [buffer.clone() for buffer in buffers]
-            with RandomState(0, self.device):
-                self.model.train(training)
-                outputs = self.embed_rows(rows)
-                after = [buffer.clone() for buffer in buffers]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            for training in (True, False):
+                with RandomState(0, self.device):
+                    self.model.train(training)
+                    outputs = self.embed_rows(rows)
+                    after = [buffer.clone() for buffer in buffers]
+                    _restore(buffers, before)
+                    for i, member in enumerate(self.members):
+                        member.model.train(training)
+                        pairs = [(member.embed_rows(rows), outputs[i])]
+                        both = zip(buffers, after, strict=True)
+                        pairs += [(buffer[i], now[i]) for buffer, now in both]
+                        if not all(_close(*pair) for pair in pairs):
+                            found.add(i)
                 _restore(buffers, before)
-                for i, member in enumerate(self.members):
-                    member.model.train(training)
-                    pairs = [(member.embed_rows(rows), outputs[i])]
-                    both = zip(buffers, after, strict=True)
-                    pairs += [(buffer[i], now[i]) for buffer, now in both]
-                    if not all(_close(*pair) for pair in pairs):
-                        found.add(i)
+                if outputs.requires_grad:
+                    weights = [w for w in self.model.parameters() if w.requires_grad]
+                    torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+        finally:
             _restore(buffers, before)
-            if outputs.requires_grad:
-                weights = [w for w in self.model.parameters() if w.requires_grad]
-                torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
-        self.release()
+            self.release()
         return [self.members[i] for i in sorted(found)]
 
 

@@ -76,6 +76,14 @@ def parties(
     return label, passive
 
 
+def configured(builds: list[Build], optimizer: Any = ADAM) -> list[PassiveParty]:
+    passive = parties(builds, optimizer)[1]
+    for number, party in enumerate(passive):
+        party.name = f"bank-{number}"
+        party.configure(TrainingConfig(seed=1, batch_size=16))
+    return passive
+
+
 def train(
     builds: list[Build],
     stacked: bool,
@@ -159,14 +167,22 @@ def test_parties_that_cannot_be_stacked_go_one_by_one(
 
 
 def test_a_difference_that_the_first_rows_do_not_show() -> None:
-    passive = parties([partial(Scaled, 1.0, limit) for limit in (3.0, 4.0, 3.0)])[1]
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
+    passive = configured([partial(Scaled, 1.0, limit) for limit in (3.0, 4.0, 3.0)])
+    for party in passive:
         party.features[0][:2].clamp_(max=1.0)
-        party.configure(TrainingConfig(seed=1, batch_size=16))
     (group,), alone = stack_parties(passive)
     assert [member.name for member in group.members] == ["bank-0", "bank-2"]
     assert "no other party has its model" in alone["bank-1"]
+
+
+def test_a_party_that_cannot_be_stacked_keeps_weights_of_its_own() -> None:
+    """Its checkpoint would have the weights of all parties."""
+    passive = configured([dropping] * 3)
+    _, alone = stack_parties(passive)
+    assert len(alone) == 3
+    for party in passive:
+        for weight in party.model.parameters():
+            assert weight.untyped_storage().nbytes() == weight.nbytes
 
 
 class Quiet(PassiveParty):
@@ -205,10 +221,7 @@ def own_class(party: PassiveParty) -> None:
     ],
 )
 def test_what_keeps_a_party_alone(change: Any, reason: str) -> None:
-    passive = parties([plain] * 3)[1]
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
-        party.configure(TrainingConfig(seed=1, batch_size=16))
+    passive = configured([plain] * 3)
     change(passive[1])
     groups, alone = stack_parties(passive)
     assert [[m.name for m in group.members] for group in groups] == [
@@ -276,11 +289,7 @@ def test_a_withheld_gradient_trains_only_the_others(
 
 
 def test_the_party_whose_gradient_is_wrong_is_named() -> None:
-    _, passive = parties([normalised] * 3)
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
-        party.configure(TrainingConfig(seed=1, batch_size=16))
-    (group,), alone = stack_parties(passive)
+    (group,), alone = stack_parties(configured([normalised] * 3))
     assert group.name == "bank-0 and 2 others" and not alone
     embeddings = group.forward(1, 1, 0)
     assert embeddings.shape == (3, 16, WIDTH)
