@@ -23,6 +23,10 @@ _ELEMENTWISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
     }
 )
+_HOOKS = (  # of modules, and of weights
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+    *("_backward_pre_hooks", "_post_accumulate_grad_hooks"),
+)
 _MODULE = vars(nn.Module()).keys()  # what every module has
 _ROWS = 2**13  # of all parties of a chunk: activations stay in the cache of a CPU
 
@@ -275,12 +279,12 @@ def stack_parties(
 def _unfit(party: PassiveParty) -> str:
     """Return why a party has to compute alone, or nothing."""
     optimizer = party.optimizer
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    parts = [*party.model.modules(), *party.model.parameters()]
     if type(party) is not PassiveParty:
         return f"it is a {type(party).__name__}"
     if party.imputer.row_index is not None:
         return "it imputes rows, or its ids were aligned"
-    if any(getattr(m, each) for m in party.model.modules() for each in hooks):
+    if any(getattr(part, each, None) for part in parts for each in _HOOKS):
         return "its model has hooks"
     if optimizer is not None:
         if type(optimizer) not in _ELEMENTWISE or len(optimizer.param_groups) > 1:

@@ -193,6 +193,10 @@ def hooked(party: PassiveParty) -> None:
     party.model.register_forward_hook(lambda *given: None)
 
 
+def clipped(party: PassiveParty) -> None:
+    next(party.model.parameters()).register_hook(lambda found: found.clamp(-1e-3, 1e-3))
+
+
 def other_optimizer(party: PassiveParty) -> None:
     party.optimizer = torch.optim.LBFGS(party.model.parameters())
 
@@ -214,6 +218,7 @@ def own_class(party: PassiveParty) -> None:
     ("change", "reason"),
     [
         (hooked, "its model has hooks"),
+        (clipped, "its model has hooks"),
         (other_optimizer, "its optimizer is LBFGS"),
         (hooked_optimizer, "its optimizer has hooks"),
         (aligned, "its ids were aligned"),
