@@ -4,13 +4,14 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.supercore import log
 from torch import Tensor, nn, optim
 from torch.func import functional_call, stack_module_state, vmap
 
+from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.randomness import RandomState
 
 from .passive import PassiveParty
@@ -90,9 +91,13 @@ class StackedParty(PassiveParty):
         self.together = False
         self.divided = False  # for good: the optimizers differ in their steps
         self.schedule = first.schedule
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        if trained:
-            self.optimizer = self.make_optimizer(trained)
+        if first.optimizer is not None:
+            # Not by the factory, which may choose weights by their dimensions.
+            known = _optimised(first)
+            both = zip(first.model.parameters(), self.model.parameters(), strict=True)
+            trained = [stacked for weight, stacked in both if weight in known]
+            kind = cast(OptimizerFactory, type(first.optimizer))
+            self.optimizer = kind(trained)
             for own, group in zip(_groups(first), _groups(self), strict=True):
                 group.update({k: v for k, v in own.items() if k != "params"})
 
@@ -299,7 +304,10 @@ def _unfit(party: PassiveParty) -> str:
 def _kind(party: PassiveParty) -> Hashable:
     """Return what parties that compute together have in common."""
     named = [*party.model.named_parameters(), *party.model.named_buffers()]
-    weights = [(name, t.shape, t.dtype, t.requires_grad) for name, t in named]
+    known = _optimised(party)
+    weights = [
+        (name, t.shape, t.dtype, t.requires_grad, t in known) for name, t in named
+    ]
     features = [(part.shape, part.dtype) for part in party.features]
     options = [
         sorted((k, str(v)) for k, v in group.items() if k != "params")
@@ -315,6 +323,10 @@ def _kind(party: PassiveParty) -> Hashable:
 
 def _groups(party: PassiveParty) -> list[dict[str, Any]]:
     return [] if party.optimizer is None else party.optimizer.param_groups
+
+
+def _optimised(party: PassiveParty) -> set[Tensor]:
+    return {weight for group in _groups(party) for weight in group["params"]}
 
 
 def _part(value: Any, index: int, stacked: Tensor) -> Any:

@@ -132,6 +132,17 @@ def test_stacked_parties_equal_parties_one_by_one(build: Build, optimizer: Any) 
     assert_equal(*runs)
 
 
+def test_an_optimizer_of_some_weights() -> None:
+    """Stacked biases have the dimensions of single matrices."""
+
+    def matrices(weights: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([w for w in weights if w.dim() > 1], lr=0.05)
+
+    runs = [train([plain] * 3, s, matrices) for s in (False, True)]
+    assert len(runs[1][3]) == 1
+    assert_equal(*runs)
+
+
 @pytest.mark.parametrize("aggregation", ["mean", "max"])
 def test_any_aggregation(aggregation: str) -> None:
     runs = [train([plain] * 3, s, aggregation=aggregation) for s in (False, True)]
