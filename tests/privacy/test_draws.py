@@ -40,6 +40,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.protocol import replay as sessions
+from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.strategies import Checkpoints, Defense, VerticalStrategy
 
@@ -200,6 +201,40 @@ def test_a_hello_in_a_run_does_not_bring_true_labels_back() -> None:
     rows = label.configured().training_batches(2)[0]
     assert torch.equal(found.labels, drawn[rows])
     assert label.private.key == key != 0
+
+
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        (bytes(65), "auc=0.6"),  # a server chooses the key; of digests, it is too long
+        (b"", "auc=0.6,mechanism=laplace"),  # which is not for classes
+    ],
+    ids=["key too long", "wrong mechanism"],
+)
+def test_a_hello_that_fails_does_not_bring_true_labels_back(
+    key: bytes, setting: str
+) -> None:
+    """A server may go on all the same."""
+    known = labels()
+    label = LabelParty(
+        known,
+        CrossEntropy(nn.Linear(WIDTH, 1)),
+        name="bank",
+        ids=[f"customer {i}" for i in range(len(known))],
+        label_privacy=LabelPrivacy.from_text(setting),
+        device="cpu",
+    )
+    with pytest.raises((ValueError, PartyError)):
+        label.describe(key)
+    label.configure(TrainingConfig(1, 20, parties={"shop": (WIDTH,)}))
+    rows = label.configured().training_batches(1)[0]
+    try:
+        found = label.train_step(1, 1, 0, {"shop": torch.zeros(len(rows), WIDTH)})
+    except PartyError as error:
+        assert "has no labels" in str(error)
+    else:
+        assert label.private is not None
+        assert torch.equal(found.labels, label.private.used[rows])
 
 
 @pytest.mark.parametrize(
