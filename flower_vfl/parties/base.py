@@ -226,6 +226,11 @@ class Party:
             problem = f"was asked for batch {index} of epoch {epoch}, {count}"
             remedy = "Give all parties the same rows and the same batch size"
             raise PartyError(self.name, problem, remedy, step)
+        # Otherwise a server could have one batch trained on again and again.
+        if step != (due := (epoch - 1) * len(self._batches) + index + 1):
+            asked = f"was asked for batch {index} of epoch {epoch}, which is step {due}"
+            remedy = "Train on every batch once in each epoch, in order"
+            raise PartyError(self.name, asked, remedy, step)
         return self._batches[index]
 
     def embed_rows(

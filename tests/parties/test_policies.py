@@ -223,6 +223,19 @@ def test_a_server_that_configures_a_run_again_and_again() -> None:
         setup(training.strategy, training.messenger, reuse=True)
 
 
+def test_a_server_that_trains_on_one_batch_again_and_again() -> None:
+    """Marvell's bound is for one epoch, which would never be over."""
+    defense = Defense("marvell:auc=0.65,over=run,epochs=1", at="label")
+    training = strategy(
+        batch_size=200, test_fraction=0.0, evaluate_every=0, defense=defense
+    ).connect(grid())
+    sent = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(4))
+    again: dict[str, Any] = {"arrays": {"shop": TensorArray(sent)}, "epoch": 1}
+    training.messenger.ask(Verb.TRAIN_STEP, {"label": Content(step=1, **again)}, 1)
+    with pytest.raises(PartyError, match="batch 0 of epoch 1, which is step 1"):
+        training.messenger.ask(Verb.TRAIN_STEP, {"label": Content(step=2, **again)}, 2)
+
+
 def test_going_back_after_a_party_was_lost_counts_once() -> None:
     training = strategy().connect(grid(max_restores=2))
     training.checkpoint("step-0")
