@@ -258,8 +258,10 @@ class LabelParty(Party):
                 outcome, gradients = self._train_module(own, parts, labels.used)
         loss = outcome.loss.item()
         if not math.isfinite(loss):
+            # Which embeddings make it so depends on labels: nobody may try others.
+            self.schedule = None
             remedy = "Lower the learning rate or check the loss of the last steps"
-            raise PartyError(self.name, f"its loss is {loss}", remedy, step)
+            raise PartyError(self.name, "its loss is not finite", remedy, step)
         self.step = step
         if self.imputer.row_index is not None:
             self.imputer.synthesizer.commit()

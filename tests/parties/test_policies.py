@@ -22,6 +22,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.parties.policies import reported
+from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import (
     Content,
     TensorArray,
@@ -234,6 +235,29 @@ def test_a_server_that_trains_on_one_batch_again_and_again() -> None:
     training.messenger.ask(Verb.TRAIN_STEP, {"label": Content(step=1, **again)}, 1)
     with pytest.raises(PartyError, match="batch 0 of epoch 1, which is step 1"):
         training.messenger.ask(Verb.TRAIN_STEP, {"label": Content(step=2, **again)}, 2)
+
+
+def test_a_server_that_asks_whether_losses_are_finite() -> None:
+    """The loss of two rows overflows if, and only if, both have the label 0.
+
+    A step that failed could be asked for again, with two other rows.
+    """
+    top = nn.Linear(1, 1)
+    nn.init.ones_(top.weight)
+    label = LabelParty(labels(), CrossEntropy(top), name="bank", device="cpu")
+    label.describe(b"")
+    label.configure(TrainingConfig(1, ROWS, test_fraction=0.0, parties={"shop": (1,)}))
+    rows = label.configured().training_batches(1)[0]
+    negative = (labels()[rows] == 0).nonzero().flatten()
+    problems = []
+    for pair in (negative[:2], negative[2:4]):
+        sent = torch.zeros(ROWS, 1)
+        sent[pair] = torch.finfo(torch.float32).max
+        with pytest.raises(PartyError) as caught:
+            label.train_step(1, 1, 0, {"shop": sent})
+        problems.append(caught.value.problem)
+    again = "was asked to work before the run was configured"
+    assert problems == ["its loss is not finite", again]
 
 
 def test_going_back_after_a_party_was_lost_counts_once() -> None:
