@@ -281,6 +281,15 @@ def test_a_drawn_key_is_kept_by_a_resumed_run(tmp_path: Path) -> None:
     assert int(final_states(tmp_path)["label"]["label_key"], 16) > 2**64
 
 
+def test_two_ids_of_one_text_are_refused() -> None:
+    """Their rows would have one draw, which tells whether their labels are equal."""
+    label, passive = simple_parties(label_privacy=LabelPrivacy(auc=0.6))
+    for party in (label, *passive):
+        party.ids = [7, "7", *range(100, 100 + label.own_rows - 2)]
+    with pytest.raises(PartyError, match="two ids are one text"):
+        train([label, *passive], epochs=1)
+
+
 def test_ids_and_not_places_decide_about_draws() -> None:
     """The same rows in another order, or among others, have the same answers."""
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
