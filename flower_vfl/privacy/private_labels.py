@@ -148,12 +148,17 @@ class PrivateLabels:
             stream = Noise(key, "canaries")
             chosen = stream.permutation(len(training))[:count].to(training.device)
             sides = (stream.uniform((count,), torch.float64) < 0.5).long().to(chosen)
-            start[training[chosen]] = self._two_labels()[sides]
+            audited = training[chosen]
+            start[audited] = self._two_labels()[sides]
             self.canaries = Canaries(numbers[chosen], sides)
         self.used = self._noisy = self._known = start
         if self.mechanism is None:
             return
         noisy = self.mechanism.randomise(start, self._ids, key).to(start.device)
+        if count:  # draws of their own: else they tell more about the true label
+            other = int.from_bytes(derive_key(key, "labels of canaries"))
+            apart = self.mechanism.randomise(start, self._ids, other)
+            noisy[audited] = apart.to(noisy)[audited]
         self._noisy = noisy.float() if noisy.is_floating_point() else noisy
         if noisy.dim() == 2:
             self.used = noisy.argmax(dim=1).to(start.dtype)
