@@ -238,7 +238,7 @@ class LabelParty(Party):
         with self.random:
             own = []
             if self.model is not None:
-                own = [self.embed_rows(rows, ("train", step), True)]
+                own = [self.embed_rows(rows, ("step", step), True)]
             if self.imputer.row_index is None:
                 found = self._labels.index_select(0, rows)
                 labels = BatchLabels(found, found)
