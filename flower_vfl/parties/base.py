@@ -218,14 +218,20 @@ class Party:
             problem = f"has trained {self.step} steps and was asked for step {step}"
             remedy = "Restore all parties to one checkpoint"
             raise PartyError(self.name, problem, remedy, step)
+        schedule = self.configured()
         if epoch != self._epoch:
-            self._batches = self.configured().training_batches(epoch)
+            self._batches = schedule.training_batches(epoch)
             self._epoch = epoch
         if not 0 <= index < len(self._batches):
             count = f"which has only {len(self._batches)} batches"
             problem = f"was asked for batch {index} of epoch {epoch}, {count}"
             remedy = "Give all parties the same rows and the same batch size"
             raise PartyError(self.name, problem, remedy, step)
+        # Otherwise a server could have one batch trained on again and again.
+        if step != (due := (epoch - 1) * len(self._batches) + index + 1):
+            asked = f"was asked for batch {index} of epoch {epoch}, which is step {due}"
+            remedy = "Train on every batch once in each epoch, in order"
+            raise PartyError(self.name, asked, remedy, step)
         return self._batches[index]
 
     def embed_rows(

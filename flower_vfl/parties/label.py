@@ -141,14 +141,17 @@ class LabelParty(Party):
         if self.raw_labels is not None and self.private is None:
             remedy = labels_remedy(self.raw_labels, self.objective)
             with at_party(self.name, remedy):
-                self._labels = self.objective.encode(self.raw_labels).to(self.device)
+                labels = self.objective.encode(self.raw_labels).to(self.device)
+            if self.label_privacy is not None:
+                named = range(self.own_rows) if self.ids is None else self.ids
+                given = self.label_privacy, self.objective, labels, plain_list(named)
+                with at_party(self.name, _REMEDY):
+                    self.private = PrivateLabels(*given)
+            # Last, and once: no hello, even one that fails, brings true labels back.
+            self._labels = labels
         told = replace(super().describe(key), task=self.objective.task)
-        if self.label_privacy is not None and self._labels is not None:
-            named = range(self.own_rows) if self.ids is None else plain_list(self.ids)
-            given = self.label_privacy, self.objective, self._labels, named
+        if self.private is not None:
             with at_party(self.name, _REMEDY):
-                # once: a second hello must not bring true labels back
-                self.private = self.private or PrivateLabels(*given)
                 told = self.private.describe(told)
         return told
 
@@ -235,7 +238,7 @@ class LabelParty(Party):
         with self.random:
             own = []
             if self.model is not None:
-                own = [self.embed_rows(rows, ("train", step), True)]
+                own = [self.embed_rows(rows, ("step", step), True)]
             if self.imputer.row_index is None:
                 found = self._labels.index_select(0, rows)
                 labels = BatchLabels(found, found)

@@ -139,7 +139,7 @@ def update_passive(party: Party, cache: BatchCache, batch: CachedBatch) -> None:
     """Train a bottom model on cached gradients, after a batch was exchanged."""
     for each in cache.exchanged(batch):
         with party.random:
-            output = party.embed_rows(each.rows, ("train", each.step), True)
+            output = party.embed_rows(each.rows, ("step", each.step), True)
         if output.requires_grad:
             given = each.embeddings, cache.settings.threshold
             weights = row_weights([output], *given)
@@ -161,7 +161,7 @@ def update_label(
         with party.random:
             own = []
             if party.model is not None:
-                own = [party.embed_rows(each.rows, ("train", each.step), True)]
+                own = [party.embed_rows(each.rows, ("step", each.step), True)]
             # A clone, because the first layer of a top model may work in place.
             output = objective.top(joiner([*own, *leaves]).clone())
             loss = objective.loss(output, each.labels)

@@ -171,7 +171,7 @@ class PassiveParty(Party):
         self.weights = waiting.weights
         try:
             with self.random, waiting.probe or nullcontext():
-                output = self.embed_rows(rows, ("train", waiting.step), True)
+                output = self.embed_rows(rows, ("step", waiting.step), True)
         finally:
             self.weights = {}
         if self.pipeline:

@@ -4,13 +4,14 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.supercore import log
 from torch import Tensor, nn, optim
 from torch.func import functional_call, stack_module_state, vmap
 
+from flower_vfl.objectives import OptimizerFactory
 from flower_vfl.randomness import RandomState
 
 from .passive import PassiveParty
@@ -22,6 +23,10 @@ _ELEMENTWISE = frozenset(
         *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
     }
+)
+_HOOKS = (  # of modules, and of weights
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+    *("_backward_pre_hooks", "_post_accumulate_grad_hooks"),
 )
 _MODULE = vars(nn.Module()).keys()  # what every module has
 _ROWS = 2**13  # of all parties of a chunk: activations stay in the cache of a CPU
@@ -41,13 +46,10 @@ class StackedModel(nn.Module):
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(str(number), buffer)
 
-    def train(self, mode: bool = True) -> "StackedModel":
-        """Switch between training and evaluation."""
-        self._one[0].train(mode)
-        return super().train(mode)
-
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of all models, each for its own rows."""
+        if self._one[0].training != self.training:  # its party may have worked alone
+            self._one[0].train(self.training)
         rows, cuda = inputs[0].shape[1], inputs[0].is_cuda
         chunk = None if cuda else max(1, _ROWS // max(rows, 1))
         buffers = list(self.buffers())
@@ -89,9 +91,13 @@ class StackedParty(PassiveParty):
         self.together = False
         self.divided = False  # for good: the optimizers differ in their steps
         self.schedule = first.schedule
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        if trained:
-            self.optimizer = self.make_optimizer(trained)
+        if first.optimizer is not None:
+            # Not by the factory, which may choose weights by their dimensions.
+            known = _optimised(first)
+            both = zip(first.model.parameters(), self.model.parameters(), strict=True)
+            trained = [stacked for weight, stacked in both if weight in known]
+            kind = cast(OptimizerFactory, type(first.optimizer))
+            self.optimizer = kind(trained)
             for own, group in zip(_groups(first), _groups(self), strict=True):
                 group.update({k: v for k, v in own.items() if k != "params"})
 
@@ -132,15 +138,17 @@ class StackedParty(PassiveParty):
         pairs = zip(self.members, own, strict=True)
         states = [m.optimizer.state.get(p, {}) for m, p in pairs if m.optimizer]
         found: dict[str, Any] = {}
+        if any(state.keys() != states[0].keys() for state in states):
+            return None
         for key, value in states[0].items():
-            values = [state.get(key) for state in states]
+            values = [state[key] for state in states]
             if isinstance(value, Tensor) and value.shape == own[0].shape:
                 found[key] = torch.stack(values)
             elif any(each != value for each in values):
                 return None
             else:
                 found[key] = value.clone() if isinstance(value, Tensor) else value
-        return found if all(state.keys() == found.keys() for state in states) else None
+        return found
 
     def release(self) -> None:
         """Give every member a state of its own again."""
@@ -209,25 +217,28 @@ class StackedParty(PassiveParty):
         rows, buffers = rows.to(self.device), list(self.model.buffers())
         found = set()
         self.gather()
-        for training in (True, False):
-            before = [buffer.clone() for buffer in buffers]
-            with RandomState(0, self.device):
-                self.model.train(training)
-                outputs = self.embed_rows(rows)
-                after = [buffer.clone() for buffer in buffers]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            for training in (True, False):
+                with RandomState(0, self.device):
+                    self.model.train(training)
+                    outputs = self.embed_rows(rows)
+                    after = [buffer.clone() for buffer in buffers]
+                    _restore(buffers, before)
+                    for i, member in enumerate(self.members):
+                        member.model.train(training)
+                        pairs = [(member.embed_rows(rows), outputs[i])]
+                        both = zip(buffers, after, strict=True)
+                        pairs += [(buffer[i], now[i]) for buffer, now in both]
+                        if not all(_close(*pair) for pair in pairs):
+                            found.add(i)
                 _restore(buffers, before)
-                for i, member in enumerate(self.members):
-                    member.model.train(training)
-                    pairs = [(member.embed_rows(rows), outputs[i])]
-                    both = zip(buffers, after, strict=True)
-                    pairs += [(buffer[i], now[i]) for buffer, now in both]
-                    if not all(_close(*pair) for pair in pairs):
-                        found.add(i)
+                if outputs.requires_grad:
+                    weights = [w for w in self.model.parameters() if w.requires_grad]
+                    torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+        finally:
             _restore(buffers, before)
-            if outputs.requires_grad:
-                weights = [w for w in self.model.parameters() if w.requires_grad]
-                torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
-        self.release()
+            self.release()
         return [self.members[i] for i in sorted(found)]
 
 
@@ -273,12 +284,12 @@ def stack_parties(
 def _unfit(party: PassiveParty) -> str:
     """Return why a party has to compute alone, or nothing."""
     optimizer = party.optimizer
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    parts = [*party.model.modules(), *party.model.parameters()]
     if type(party) is not PassiveParty:
         return f"it is a {type(party).__name__}"
     if party.imputer.row_index is not None:
         return "it imputes rows, or its ids were aligned"
-    if any(getattr(m, each) for m in party.model.modules() for each in hooks):
+    if any(getattr(part, each, None) for part in parts for each in _HOOKS):
         return "its model has hooks"
     if optimizer is not None:
         if type(optimizer) not in _ELEMENTWISE or len(optimizer.param_groups) > 1:
@@ -293,7 +304,10 @@ def _unfit(party: PassiveParty) -> str:
 def _kind(party: PassiveParty) -> Hashable:
     """Return what parties that compute together have in common."""
     named = [*party.model.named_parameters(), *party.model.named_buffers()]
-    weights = [(name, t.shape, t.dtype, t.requires_grad) for name, t in named]
+    known = _optimised(party)
+    weights = [
+        (name, t.shape, t.dtype, t.requires_grad, t in known) for name, t in named
+    ]
     features = [(part.shape, part.dtype) for part in party.features]
     options = [
         sorted((k, str(v)) for k, v in group.items() if k != "params")
@@ -309,6 +323,10 @@ def _kind(party: PassiveParty) -> Hashable:
 
 def _groups(party: PassiveParty) -> list[dict[str, Any]]:
     return [] if party.optimizer is None else party.optimizer.param_groups
+
+
+def _optimised(party: PassiveParty) -> set[Tensor]:
+    return {weight for group in _groups(party) for weight in group["params"]}
 
 
 def _part(value: Any, index: int, stacked: Tensor) -> Any:

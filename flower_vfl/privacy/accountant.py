@@ -337,10 +337,17 @@ class Ledger:
             self._write(content)
         return int(content["key"], 16)
 
-    def register(self, release: Release, digest: str, note: bool = True) -> Guarantee:
+    def register(
+        self,
+        release: Release,
+        digest: str,
+        note: bool = True,
+        check: Callable[[Guarantee], None] = lambda found: None,
+    ) -> Guarantee:
         """Return what holds after a release; with `note`, write down a new one.
 
-        The keyed `digest` is of labels and ids: the same draws reveal nothing new.
+        The keyed `digest` is of labels and ids: the same draws reveal nothing new. What
+        `check` refuses is not written down, and nobody else writes in between.
         """
         with self._lock():
             content = self._read()
@@ -348,6 +355,7 @@ class Ledger:
             if entry not in content["releases"]:
                 content["releases"].append(entry)
             found = Guarantee.of(_releases(content))
+            check(found)
             if note:
                 self._write(content)
         return found

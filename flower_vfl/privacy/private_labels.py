@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,22 +50,28 @@ class PrivateLabels:
         self.loss: Loss = "plain"
         self.key = 0
         self._objective, self._ids = objective, list(ids)
+        if len(set(map(str, self._ids))) < len(self._ids):
+            raise ConfigError("two ids are one text, such as 7 and '7', and one draw")
         self._noisy = labels
         self._known = labels  # those of canaries included, for the meter
         classes = int(getattr(objective, "classes", 2))
         self.mechanism = privacy.mechanism_for(objective.task, classes)
         self._ledger = Ledger(privacy.ledger) if privacy.ledger else None
 
-    def guarantee(self, note: bool = False) -> Guarantee:
-        """Return what is promised, with `note` also in the ledger."""
-        if self.mechanism is None:
-            return Guarantee("none")
-        release = self.mechanism.release
-        if self._ledger is None:
-            return Guarantee.of([release])
+    def guarantee(
+        self,
+        note: bool = False,
+        check: Callable[[Guarantee], None] = lambda found: None,
+    ) -> Guarantee:
+        """Return what is promised and not refused, with `note` also in the ledger."""
+        release = None if self.mechanism is None else self.mechanism.release
+        if release is None or self._ledger is None:
+            found = Guarantee("none") if release is None else Guarantee.of([release])
+            check(found)
+            return found
         values = [*self._ids, *self.true.tolist()]
         digest = keyed_digest(values, derive_key(self._ledger.key, "digest"))
-        return self._ledger.register(release, digest, note)
+        return self._ledger.register(release, digest, note, check)
 
     def describe(self, party: PartyDescription) -> PartyDescription:
         """Return a label party's description with what its labels are protected by."""
@@ -91,13 +98,14 @@ class PrivateLabels:
             # What uses labels again after a bound ends it, and so do several trainings.
             using = [each for each in defender.transforms if each.requires_labels]
             last = using[-1] if using and self.mechanism is None else None
-            self._check_budget(getattr(last, "run_auc", None))
-        self.guarantee(note=True)
+            promised = getattr(last, "run_auc", None)
+            self.guarantee(note=True, check=partial(self._check_budget, promised))
+        else:
+            self.guarantee(note=True)
 
-    def _check_budget(self, promised: float | None) -> None:
+    def _check_budget(self, promised: float | None, found: Guarantee) -> None:
         """Refuse a run whose labels, or whose defense, cannot promise the budget."""
         kind, most = self.privacy.budget_limit()
-        found = self.guarantee()
         value = found.auc_bound if kind == "auc" else found.epsilon
         if promised is not None and kind == "auc":
             value = min(promised, value or 1.0)
@@ -146,12 +154,17 @@ class PrivateLabels:
             stream = Noise(key, "canaries")
             chosen = stream.permutation(len(training))[:count].to(training.device)
             sides = (stream.uniform((count,), torch.float64) < 0.5).long().to(chosen)
-            start[training[chosen]] = self._two_labels()[sides]
+            audited = training[chosen]
+            start[audited] = self._two_labels()[sides]
             self.canaries = Canaries(numbers[chosen], sides)
         self.used = self._noisy = self._known = start
         if self.mechanism is None:
             return
         noisy = self.mechanism.randomise(start, self._ids, key).to(start.device)
+        if count:  # draws of their own: else they tell more about the true label
+            other = int.from_bytes(derive_key(key, "labels of canaries"))
+            apart = self.mechanism.randomise(start, self._ids, other)
+            noisy[audited] = apart.to(noisy)[audited]
         self._noisy = noisy.float() if noisy.is_floating_point() else noisy
         if noisy.dim() == 2:
             self.used = noisy.argmax(dim=1).to(start.dtype)

@@ -76,6 +76,14 @@ def parties(
     return label, passive
 
 
+def configured(builds: list[Build], optimizer: Any = ADAM) -> list[PassiveParty]:
+    passive = parties(builds, optimizer)[1]
+    for number, party in enumerate(passive):
+        party.name = f"bank-{number}"
+        party.configure(TrainingConfig(seed=1, batch_size=16))
+    return passive
+
+
 def train(
     builds: list[Build],
     stacked: bool,
@@ -124,6 +132,17 @@ def test_stacked_parties_equal_parties_one_by_one(build: Build, optimizer: Any) 
     assert_equal(*runs)
 
 
+def test_an_optimizer_of_some_weights() -> None:
+    """Stacked biases have the dimensions of single matrices."""
+
+    def matrices(weights: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([w for w in weights if w.dim() > 1], lr=0.05)
+
+    runs = [train([plain] * 3, s, matrices) for s in (False, True)]
+    assert len(runs[1][3]) == 1
+    assert_equal(*runs)
+
+
 @pytest.mark.parametrize("aggregation", ["mean", "max"])
 def test_any_aggregation(aggregation: str) -> None:
     runs = [train([plain] * 3, s, aggregation=aggregation) for s in (False, True)]
@@ -159,14 +178,22 @@ def test_parties_that_cannot_be_stacked_go_one_by_one(
 
 
 def test_a_difference_that_the_first_rows_do_not_show() -> None:
-    passive = parties([partial(Scaled, 1.0, limit) for limit in (3.0, 4.0, 3.0)])[1]
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
+    passive = configured([partial(Scaled, 1.0, limit) for limit in (3.0, 4.0, 3.0)])
+    for party in passive:
         party.features[0][:2].clamp_(max=1.0)
-        party.configure(TrainingConfig(seed=1, batch_size=16))
     (group,), alone = stack_parties(passive)
     assert [member.name for member in group.members] == ["bank-0", "bank-2"]
     assert "no other party has its model" in alone["bank-1"]
+
+
+def test_a_party_that_cannot_be_stacked_keeps_weights_of_its_own() -> None:
+    """Its checkpoint would have the weights of all parties."""
+    passive = configured([dropping] * 3)
+    _, alone = stack_parties(passive)
+    assert len(alone) == 3
+    for party in passive:
+        for weight in party.model.parameters():
+            assert weight.untyped_storage().nbytes() == weight.nbytes
 
 
 class Quiet(PassiveParty):
@@ -175,6 +202,10 @@ class Quiet(PassiveParty):
 
 def hooked(party: PassiveParty) -> None:
     party.model.register_forward_hook(lambda *given: None)
+
+
+def clipped(party: PassiveParty) -> None:
+    next(party.model.parameters()).register_hook(lambda found: found.clamp(-1e-3, 1e-3))
 
 
 def other_optimizer(party: PassiveParty) -> None:
@@ -198,6 +229,7 @@ def own_class(party: PassiveParty) -> None:
     ("change", "reason"),
     [
         (hooked, "its model has hooks"),
+        (clipped, "its model has hooks"),
         (other_optimizer, "its optimizer is LBFGS"),
         (hooked_optimizer, "its optimizer has hooks"),
         (aligned, "its ids were aligned"),
@@ -205,10 +237,7 @@ def own_class(party: PassiveParty) -> None:
     ],
 )
 def test_what_keeps_a_party_alone(change: Any, reason: str) -> None:
-    passive = parties([plain] * 3)[1]
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
-        party.configure(TrainingConfig(seed=1, batch_size=16))
+    passive = configured([plain] * 3)
     change(passive[1])
     groups, alone = stack_parties(passive)
     assert [[m.name for m in group.members] for group in groups] == [
@@ -240,8 +269,12 @@ class Withholding:
 
     requires_labels = False
 
+    def __init__(self, step: int) -> None:
+        self.step = step
+
     def __call__(self, gradient: Tensor, batch: Any) -> Tensor | None:
-        return None if (batch.party, batch.step) == ("passive-2", 2) else gradient
+        mine = (batch.party, batch.step) == ("passive-2", self.step)
+        return None if mine else gradient
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -251,18 +284,28 @@ class Withholding:
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
-def test_a_withheld_gradient_trains_only_the_others(optimizer: Any) -> None:
-    defense, given = Defense(Withholding()), [normalised] * 3
-    runs = [train(given, s, optimizer, defense=defense) for s in (False, True)]
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (2, {}),
+        (5, {"valid_fraction": 0.0}),  # the last one before an evaluation in one part
+        (1, {"valid_fraction": 0.0, "batch_size": 0}),  # one party has no momentum yet
+    ],
+    ids=["in mid-epoch", "before an evaluation", "in the first epoch"],
+)
+def test_a_withheld_gradient_trains_only_the_others(
+    step: int, settings: Any, optimizer: Any
+) -> None:
+    defense, given = Defense(Withholding(step)), [normalised] * 3
+    runs = [
+        train(given, s, optimizer, defense=defense, epochs=3, **settings)
+        for s in (False, True)
+    ]
     assert_equal(*runs)
 
 
 def test_the_party_whose_gradient_is_wrong_is_named() -> None:
-    _, passive = parties([normalised] * 3)
-    for number, party in enumerate(passive):
-        party.name = f"bank-{number}"
-        party.configure(TrainingConfig(seed=1, batch_size=16))
-    (group,), alone = stack_parties(passive)
+    (group,), alone = stack_parties(configured([normalised] * 3))
     assert group.name == "bank-0 and 2 others" and not alone
     embeddings = group.forward(1, 1, 0)
     assert embeddings.shape == (3, 16, WIDTH)

@@ -40,6 +40,7 @@ from flower_vfl import (
     vertical_client_app,
 )
 from flower_vfl.protocol import replay as sessions
+from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.protocol.messages import Verb
 from flower_vfl.strategies import Checkpoints, Defense, VerticalStrategy
 
@@ -203,6 +204,40 @@ def test_a_hello_in_a_run_does_not_bring_true_labels_back() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        (bytes(65), "auc=0.6"),  # a server chooses the key; of digests, it is too long
+        (b"", "auc=0.6,mechanism=laplace"),  # which is not for classes
+    ],
+    ids=["key too long", "wrong mechanism"],
+)
+def test_a_hello_that_fails_does_not_bring_true_labels_back(
+    key: bytes, setting: str
+) -> None:
+    """A server may go on all the same."""
+    known = labels()
+    label = LabelParty(
+        known,
+        CrossEntropy(nn.Linear(WIDTH, 1)),
+        name="bank",
+        ids=[f"customer {i}" for i in range(len(known))],
+        label_privacy=LabelPrivacy.from_text(setting),
+        device="cpu",
+    )
+    with pytest.raises((ValueError, PartyError)):
+        label.describe(key)
+    label.configure(TrainingConfig(1, 20, parties={"shop": (WIDTH,)}))
+    rows = label.configured().training_batches(1)[0]
+    try:
+        found = label.train_step(1, 1, 0, {"shop": torch.zeros(len(rows), WIDTH)})
+    except PartyError as error:
+        assert "has no labels" in str(error)
+    else:
+        assert label.private is not None
+        assert torch.equal(found.labels, label.private.used[rows])
+
+
+@pytest.mark.parametrize(
     ("first", "second"),
     [
         ("auc=0.7,key=3", "auc=0.7,key=4"),
@@ -244,6 +279,15 @@ def test_a_drawn_key_is_kept_by_a_resumed_run(tmp_path: Path) -> None:
         strategy(tmp_path, defense=hidden).start(grid, num_rounds=2, resume=True)
     assert len(made.parties) > 1 and torch.equal(made.draws(), first)
     assert int(final_states(tmp_path)["label"]["label_key"], 16) > 2**64
+
+
+def test_two_ids_of_one_text_are_refused() -> None:
+    """Their rows would have one draw, which tells whether their labels are equal."""
+    label, passive = simple_parties(label_privacy=LabelPrivacy(auc=0.6))
+    for party in (label, *passive):
+        party.ids = [7, "7", *range(100, 100 + label.own_rows - 2)]
+    with pytest.raises(PartyError, match="two ids are one text"):
+        train([label, *passive], epochs=1)
 
 
 def test_ids_and_not_places_decide_about_draws() -> None:

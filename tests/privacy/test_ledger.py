@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from flower_vfl import ConfigError
+from flower_vfl import ConfigError, CrossEntropy, LabelPrivacy
 from flower_vfl.privacy import Ledger, Release
+from flower_vfl.privacy.private_labels import PrivateLabels
+from flower_vfl.protocol.config import TrainingConfig
+from flower_vfl.transform import Defender
 
 ONE = Release("randomised-response", epsilon=0.5)
 WIDE = Release("laplace", epsilon=0.5, draws="0..100")
@@ -119,3 +127,32 @@ def test_many_at_once_lose_nothing(path: Path) -> None:
         keys = set(pool.map(spend, range(16)))
     assert len(keys) == 1
     assert Ledger(path).register(ONE, "labels 0").epsilon == 2.0
+
+
+def test_two_runs_at_once_do_not_exceed_the_budget(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look at the ledger before either writes."""
+    both, check = Barrier(2), PrivateLabels._check_budget
+
+    def checked(self: PrivateLabels, *given: Any) -> None:
+        check(self, *given)
+        with suppress(BrokenBarrierError):
+            both.wait(timeout=1.0)
+
+    monkeypatch.setattr(PrivateLabels, "_check_budget", checked)
+
+    def run(epsilon: float) -> bool:
+        text = f"epsilon={epsilon},ledger={path},budget=epsilon=1"
+        privacy, labels = LabelPrivacy.from_text(text), torch.zeros(20)
+        party = PrivateLabels(privacy, CrossEntropy(nn.Linear(1, 1)), labels, range(20))
+        try:
+            party.check_run(TrainingConfig(1, 10), Defender())
+        except ConfigError as error:
+            assert "the budget of its labels" in str(error)
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(run, [0.6, 0.7])) == 1
+    assert len(json.loads(path.read_text())["releases"]) == 1

@@ -26,6 +26,7 @@ from flower_vfl.privacy.label_privacy import Mechanism
 from flower_vfl.privacy.private_labels import PrivateLabels
 
 THREE = math.log(3.0)  # keeps a binary label with probability 3/4
+NEAR = {"rtol": 0.0, "atol": 0.04}  # five standard deviations of 4000 rows
 
 
 class Identity(nn.Module):
@@ -103,6 +104,22 @@ def test_losses_of_three_classes(loss: str) -> None:
             shares = [3.0 if k == answer else -1.0 for k in range(3)]
             expected -= sum(s * math.log(p) for s, p in zip(shares, row, strict=True))
     assert float(value) == pytest.approx(expected / 12, rel=1e-5)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_run_with_canaries_adds_nothing_to_one_without(label: int) -> None:
+    """With shared draws, the answers 1 and 0 would be 9 times as likely for a 1."""
+    objective, known = CrossEntropy(Identity()), torch.full((8000,), label)
+    first = private(objective, known, f"epsilon={THREE!r}")
+    audit = private(objective, known, f"epsilon={THREE!r},canaries=4000")
+    assert audit.canaries is not None
+    pairs = 2 * first.used + audit.used
+    counts = pairs[audit.canaries.rows].long().bincount(minlength=4) / 4000
+    kept = torch.tensor([0.75, 0.75, 0.25, 0.25]) / 2  # the coin of a canary is fair
+    torch.testing.assert_close(counts, kept if label == 0 else kept.flip(0), **NEAR)
+    others = torch.ones(8000, dtype=torch.bool)
+    others[audit.canaries.rows] = False
+    assert torch.equal(first.used[others], audit.used[others])
 
 
 @pytest.mark.parametrize("classes", [2, 3, 6])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flower_vfl import Imputation, PassiveParty
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.imputation.feature_imputer import (
     FEATURE_SYNTHESIZERS,
@@ -17,10 +18,13 @@ from flower_vfl.parties.imputation.feature_imputer import (
     Random,
     draw_donors,
 )
+from flower_vfl.parties.imputation.row_index import RowIndex
+from flower_vfl.protocol.config import TrainingConfig
 from flower_vfl.randomness import Noise
 from flower_vfl.specs import build_from_spec
 
 LOCAL = torch.tensor([3, -1, 0, -1, 1, -1, 2, -1])
+REAL = torch.tensor([True, False]).repeat(20)
 POOL = torch.tensor([3, 0, 1, 2])
 WEIGHT = torch.arange(12.0).reshape(4, 3)
 
@@ -169,3 +173,21 @@ def test_a_party_without_training_rows_is_refused() -> None:
 def test_wrong_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_from_spec("kind of synthetic features", text, FEATURE_SYNTHESIZERS)
+
+
+def test_a_step_and_a_part_of_an_evaluation_have_noise_of_their_own() -> None:
+    """Otherwise, synthetic rows have one direction in both, and real rows do not."""
+    party = PassiveParty(
+        torch.randn(20, 3),
+        nn.Linear(3, 2),
+        name="shop",
+        device="cpu",
+        imputation=Imputation("gaussian", secret=1),
+    )
+    party.place(RowIndex(torch.arange(20).repeat_interleave(2).where(REAL, -1)))
+    party.configure(TrainingConfig(1, 20, 20, test_fraction=0.0))
+    trained, evaluated = party.forward(1, 1, 0), party.embed("train", 1)
+    both = ~REAL[party._batches[0]] & ~REAL[20:]
+    assert both.any()
+    cosines = torch.cosine_similarity(trained[both], evaluated[both])
+    assert (cosines < 0.99).any()
