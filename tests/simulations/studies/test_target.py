@@ -14,9 +14,9 @@ from study_cases import document_of
 
 from flower_vfl.simulations.cli import options
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import Method, parse_method
-from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.studies.target import STRENGTHS, Search, find_settings
 from flower_vfl.specs import parse_spec
 from flower_vfl.strategies import build_defense
