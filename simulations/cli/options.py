@@ -56,10 +56,11 @@ def option(help: str, *names: str, panel: str = "Run", **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-def results_folder(path: Path | None) -> Path | None:
+def results_folder(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Return the path of a folder for results; refuse that of a file."""
     if path is not None and (path.is_file() or path.name.lower().endswith(SUFFIXES)):
-        raise ConfigError(f"--out names a folder for results, but '{path}' is a file")
+        name = option.opts[0]
+        raise ConfigError(f"{name} names a folder for results, but '{path}' is a file")
     return path
 
 

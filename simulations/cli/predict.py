@@ -1,6 +1,5 @@
 """``flower-vfl predict``: predictions of a saved run."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def predict(
     if as_json:
         print(frame.to_json(orient="records"))
     else:
-        frame.to_csv(sys.stdout if out is None else out, index=False)
+        text = frame.to_csv(index=False)
+        print(text, end="") if out is None else out.write_text(text, "utf-8")
 
 
 def predict_saved(
