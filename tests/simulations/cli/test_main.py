@@ -118,6 +118,12 @@ def test_own_files_from_training_to_prediction(
     assert len(again) == 7
     code, _, error = call(capsys, monkeypatch, "predict", str(out), "--out", "no/x.csv")
     assert code == 2 and "cannot use 'no/x.csv'" in error
+    swapped = ["--label-party", str(new_shop), "--passive", str(new_bank)]
+    refused = {"new files for them: 0; give --passive": new[:2]}
+    refused[f"'{new_shop}': columns ['income'] are missing"] = swapped
+    for problem, given in refused.items():
+        code, _, error = call(capsys, monkeypatch, "predict", str(out), *given)
+        assert code == 2 and problem in error
     code, _, error = call(capsys, monkeypatch, "predict", str(out), *new[2:])
     assert code != 0 and "--label-party FILE" in " ".join(error.split())
     np.testing.assert_allclose(
@@ -152,6 +158,7 @@ def test_ids_that_do_not_match_are_refused(
         (["--aggregation", "nope"], "concat"),
         (["--objective", "nope"], "cross-entropy"),
         (["--optimizer", "nope"], "adam"),
+        (["--optimizer", "adam:lr=-1"], "optimizer 'adam': Invalid learning rate: -1"),
         (["--engine", "nope"], "in-process"),
         (["--objective", "mean-squared-error"], "binary"),
         (["--dataset", "diabetes", "--objective", "cross-entropy"], "regression"),
