@@ -1,5 +1,6 @@
 """Tables and names of metrics for people: on a terminal and in Markdown."""
 
+import json
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
@@ -69,3 +70,11 @@ def markdown_table(heads: Sequence[str], rows: Rows, left: int = 1) -> str:
     cells = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))
     head, *others = (f"| {' | '.join(row)} |" for row in cells)
     return "\n".join([head, ruler, *others])
+
+
+def print_json(document: object) -> None:
+    """Print JSON, which has no numbers that are not finite: these are null."""
+    text = json.dumps(document)
+    if "NaN" in text or "Infinity" in text:
+        text = json.dumps(json.loads(text, parse_constant=lambda name: None))
+    print(text)

@@ -14,7 +14,7 @@ from rich.console import Console
 from flower_vfl.alignment.ids import encode_ids, spelled_alike
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import infer_task, read_party_file
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 
 from ..datasets.party_files import PartyFile, check_spelling, label_warnings, written_as
 from ..datasets.reading import read_cells
@@ -229,7 +229,7 @@ def inspect(
             problems.append(str(error))
     if as_json:
         document = {"files": documents, "problems": problems, "warnings": warnings}
-        print(json.dumps(document))
+        print_json(document)
     for line in [f"cannot be used: {problem}" for problem in problems] + warnings:
         console.print(line, soft_wrap=True)
     if problems:

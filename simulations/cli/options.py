@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import re
 import sys
 import tomllib
@@ -24,6 +23,7 @@ from flower_vfl.simulations.datasets.reading import SUFFIXES
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
+from flower_vfl.simulations.printing import print_json
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
 from flower_vfl.specs import split_specs
@@ -263,7 +263,7 @@ def finish(
     except ConfigError as error:  # without its extra there is a table all the same
         print(f"flower-vfl: {error}", file=sys.stderr)
     if as_json:
-        print(json.dumps(found | {"folder": str(study.folder), "report": report}))
+        print_json(found | {"folder": str(study.folder), "report": report})
     show_errors(study)
     if report and not as_json:
         print(report)

@@ -1,6 +1,5 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a subset of the training rows."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -17,7 +16,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
 from flower_vfl.simulations.parties import load_rows
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 from flower_vfl.specs import parse_spec
 
 from .options import takes_settings
@@ -48,7 +47,7 @@ def select(
         raise ConfigError(f"{text} (train AUC by delta: {found}); {remedy}")
     balanced = select_gamma(*subset_training(config, fraction, "gamma"))
     if as_json:
-        print(json.dumps(asdict(chosen) | asdict(balanced)))
+        print_json(asdict(chosen) | asdict(balanced))
         return
     aucs, ratios = chosen.train_aucs, chosen.ratios
     rows = [[f"{d:g}", f"{aucs[d]:.3f}", f"{ratio:.3f}"] for d, ratio in ratios.items()]
