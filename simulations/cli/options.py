@@ -45,7 +45,7 @@ _API_NAMES = {  # in errors, and the option that stands for each
     r'(, D\S* at="label"\))? \(defense-at="label" in .*\)': " (--defense-at label)",
 }
 _API_NAMES |= {
-    rf"(?<![\w/.'-]){name}(?![\w/.'=-])": f"--{name.replace('_', '-')}"
+    rf"(?<![\w/.'-]){name}(?![\w/'=-]|\.\w)": f"--{name.replace('_', '-')}"
     for name in sorted(_SETTABLE - set(OPTIONS))
     if "_" in name
 }

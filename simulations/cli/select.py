@@ -65,6 +65,9 @@ def subset_training(
     if config.label_dp or config.label_budget:
         text = "settings are chosen by true labels, which label privacy does not cover"
         raise ConfigError(f"{text}; use public labels without label-dp, label-budget")
+    name, parameters = parse_spec(config.objective)
+    if name != "gafm":
+        raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
@@ -79,12 +82,10 @@ def subset_training(
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
 
     def make(value: float) -> GAFM:
-        name, parameters = parse_spec(config.objective)
-        parameters[key] = str(value)
-        text = ",".join(f"{k}={v}" for k, v in parameters.items())
-        made = objective_for(replace(config, objective=f"{name}:{text}"), label)
-        if not isinstance(made, GAFM):
-            raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
+        given = parameters | {key: str(value)}
+        text = ",".join(f"{k}={v}" for k, v in given.items())
+        made = objective_for(replace(config, objective=f"gafm:{text}"), label)
+        assert isinstance(made, GAFM)
         return made
 
     labels, batch = as_tensors(label.labels)[0][used], config.batch_size or len(used)

@@ -164,6 +164,7 @@ def test_ids_that_do_not_match_are_refused(
         (["--dataset", "diabetes", "--objective", "cross-entropy"], "regression"),
         (["--parties", "0"], "parties"),
         (["--parties", "99"], "30 columns"),
+        (["--parties", "99"], "or a smaller --label-share."),
         (["--patience", "2"], "validation"),
         (["--device", "nope"], "cpu"),
         (["--learning-rate", "fast"], "label=0.01"),
