@@ -185,6 +185,15 @@ def test_a_wrong_argument_says_what_would_be_right(
     assert "Traceback" not in error
 
 
+def test_a_bound_is_stated_with_its_assumptions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--epochs", "1", "--no-alone", "--defense", "marvell:auc=0.65"]
+    _, shown, _ = call(capsys, monkeypatch, *words)
+    line = "under the defense's assumptions, no attack on the gradients of passive-1"
+    assert f"{line} has an AUC above 0.650" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "path"),
     [
