@@ -144,7 +144,12 @@ def _guess_id(tables: Mapping[str, pd.DataFrame]) -> str:
             return names[0]
     if not found:
         text = "no column is in every file with a different value in each row"
-        raise ConfigError(f"{text}; name the ids with --id; {_columns(tables)}")
+        both = [(path, name) for name in shared for path in tables]
+        told = [
+            f"'{n}' repeats in '{p}'" for p, n in both if not tables[p][n].is_unique
+        ]
+        why = ", ".join(told) or "the column with the ids needs one name in all files"
+        raise ConfigError(f"{text}: {why}; {_columns(tables)}")
     return _ask(f"Id column ({', '.join(found)})", "--id", found[0])
 
 
