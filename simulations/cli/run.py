@@ -238,9 +238,9 @@ def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
     for (metric, party), found in values.items():
         if metric == AUC_BOUND:
             yield (
-                f"under the defense's assumptions, no attack on the gradients of {party} "
-                f"has an AUC above {found.max():.3f} in any step, {found.mean():.3f} on "
-                "average"
+                "under the defense's assumptions, no attack on the gradients of "
+                f"{party} has an AUC above {found.max():.3f} in any step, "
+                f"{found.mean():.3f} on average"
             )
         if metric == "withheld" and found.any():
             yield f"{party} got no gradient in {found.sum():.0f} of {len(found)} steps"
