@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -123,7 +124,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
         least_values = dict.fromkeys(_AT_LEAST_ONE, 1)
-        least_values |= {"limit": 10 if self.limit else 0, "capture": 0}
+        least_values |= {"limit": 10 if self.limit else 0, "capture": 0, "seed": 0}
         for name, least in least_values.items():
             value = getattr(self, name)
             require(value >= least, name, f"at least {least}", value)
@@ -195,9 +196,16 @@ def parse_rates(text: str) -> float | dict[str, float] | None:
         return None
     try:
         if "=" not in text:
-            return float(text)
+            return _rate(text)
         pairs = (part.split("=") for part in text.split(","))
-        return {name.strip(): float(rate) for name, rate in pairs}
+        return {name.strip(): _rate(rate) for name, rate in pairs}
     except ValueError as error:
         remedy = "write 0.01 or label=0.01,passive-1=0.001"
         raise ConfigError(f"'{text}' is not a learning rate; {remedy}") from error
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0.0 < rate < math.inf:
+        raise ValueError(text)
+    return rate

@@ -211,7 +211,11 @@ def new_rows(config: RunConfig, file: str, fit: Path) -> PartyRows:
     data = PartyData((), None, ())
     if known["fit"] is not None:
         table = TableFit.from_state_dict(known["fit"])
-        data = PartyData(table.apply(rows.features), table.spec, known["columns"])
+        try:
+            inputs = table.apply(rows.features)
+        except ConfigError as error:
+            raise TableError(f"'{file}': {error}") from None
+        data = PartyData(inputs, table.spec, known["columns"])
     classes = tuple(known["classes"])
     return PartyRows(data, rows.ids, codes, task=known["task"], classes=classes)
 

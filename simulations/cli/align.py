@@ -1,6 +1,5 @@
 """``flower-vfl align`` and ``flower-vfl key``: alignment from the command line."""
 
-import json
 import re
 import sys
 import time
@@ -22,6 +21,7 @@ from flower_vfl.parties.checkpoints import write_private
 from flower_vfl.simulations.config import parts
 from flower_vfl.simulations.datasets import read_party_file
 from flower_vfl.simulations.datasets.party_files import check_spelling
+from flower_vfl.simulations.printing import print_json
 from flower_vfl.strategies.alignment import Alignment, Relay
 from flower_vfl.strategies.progress import AlignmentProgress
 
@@ -71,7 +71,7 @@ def align(
     document: dict[str, Any] = {"method": method, "group": group, "padding": padding}
     document |= {**revealed(found, plan), "files": written, "seconds": seconds}
     if as_json:
-        print(json.dumps(document))
+        print_json(document)
         return
     rows = f"{document['aligned']} rows aligned by {method} in {seconds:.1f} s"
     _print_lines(

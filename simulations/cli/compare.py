@@ -164,7 +164,8 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[tuple[list[str], list[s
     heads = list(dict.fromkeys([*found, *shown_whole(rows).values()]))
     cells = []
     for row in rows:
-        reached = [f"{row['utility'][name]:.3f}" for name in ("mean", "min", "max")]
+        values = [row["utility"][name] for name in ("mean", "min", "max")]
+        reached = ["" if math.isnan(value) else f"{value:.3f}" for value in values]
         known = row["leaks"] | {head: row.get(name) for name, head in WHOLE_RUN.items()}
         spread = "{mean:.3f}\n±{sd:.3f}" if row["runs"] > 1 else "{mean:.3f}"
         leaks = [spread.format(**known[h]) if known.get(h) else "" for h in heads]
@@ -179,8 +180,10 @@ def screen_tables(document: Row) -> Iterator[Table]:
     lines = []
     for row, ((mean, worst, best), leaks) in zip(document["rows"], cells, strict=True):
         name = row["defense"] + ("\n(did not train)" if row["untrained"] else "")
-        lines.append([name, f"{mean}\n{worst}–{best}", *leaks])
-    metric = f"{metric_name(document['metric'])}\nworst–best"
+        spread = f"\n{worst}–{best}" if mean and row["runs"] > 1 else ""
+        lines.append([name, f"{mean}{spread}", *leaks])
+    several = any(row["runs"] > 1 for row in document["rows"])
+    metric = metric_name(document["metric"]) + ("\nworst–best" if several else "")
     yield from text_tables(["defense", metric, *heads], lines, lines=True)
 
 
@@ -204,8 +207,9 @@ def legend(study: Study, document: Row) -> str:
     at_once = max(d.get("workers", 1) for d in study.documents.values())
     parallel = f"; {at_once} runs at a time, which slows each" if at_once > 1 else ""
     seeds = f"mean over {runs} seeds" if runs > 1 else "1 seed"
+    spread = ", ± sd" if runs > 1 else ""
     return (
-        f"{seeds}; {leak}: nothing leaks, ± sd, at the party that learns most; time "
+        f"{seeds}; {leak}: nothing leaks{spread}, at the party that learns most; time "
         f"per step, attacks included, relative to '{VANILLA}'{parallel}"
     )
 

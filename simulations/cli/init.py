@@ -14,7 +14,7 @@ from rich.console import Console
 from flower_vfl.alignment.ids import encode_ids, spelled_alike
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.datasets import infer_task, read_party_file
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 
 from ..datasets.party_files import PartyFile, check_spelling, label_warnings, written_as
 from ..datasets.reading import read_cells
@@ -144,7 +144,12 @@ def _guess_id(tables: Mapping[str, pd.DataFrame]) -> str:
             return names[0]
     if not found:
         text = "no column is in every file with a different value in each row"
-        raise ConfigError(f"{text}; name the ids with --id; {_columns(tables)}")
+        both = [(path, name) for name in shared for path in tables]
+        told = [
+            f"'{n}' repeats in '{p}'" for p, n in both if not tables[p][n].is_unique
+        ]
+        why = ", ".join(told) or "the column with the ids needs one name in all files"
+        raise ConfigError(f"{text}: {why}; {_columns(tables)}")
     return _ask(f"Id column ({', '.join(found)})", "--id", found[0])
 
 
@@ -229,7 +234,7 @@ def inspect(
             problems.append(str(error))
     if as_json:
         document = {"files": documents, "problems": problems, "warnings": warnings}
-        print(json.dumps(document))
+        print_json(document)
     for line in [f"cannot be used: {problem}" for problem in problems] + warnings:
         console.print(line, soft_wrap=True)
     if problems:

@@ -108,3 +108,9 @@ def main() -> None:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(f"flower-vfl: {as_options(f'{error}{notes}')}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:  # a path that the user has given
+        if error.filename is None:
+            raise
+        why = f"cannot use '{error.filename}': {error.strerror}"
+        print(f"flower-vfl: {why}; check the path and its permissions", file=sys.stderr)
+        sys.exit(2)

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import re
 import sys
 import tomllib
@@ -24,6 +23,7 @@ from flower_vfl.simulations.datasets.reading import SUFFIXES
 from flower_vfl.simulations.models import BOTTOM_MODELS, TOP_MODELS
 from flower_vfl.simulations.models.registry import OPTIMIZERS
 from flower_vfl.simulations.objectives import OBJECTIVES, PRESETS, preset
+from flower_vfl.simulations.printing import print_json
 from flower_vfl.simulations.report import write_report
 from flower_vfl.simulations.studies.study import Study
 from flower_vfl.specs import split_specs
@@ -45,7 +45,7 @@ _API_NAMES = {  # in errors, and the option that stands for each
     r'(, D\S* at="label"\))? \(defense-at="label" in .*\)': " (--defense-at label)",
 }
 _API_NAMES |= {
-    rf"(?<![\w/.'-]){name}(?![\w/.'=-])": f"--{name.replace('_', '-')}"
+    rf"(?<![\w/.'-]){name}(?![\w/'=-]|\.\w)": f"--{name.replace('_', '-')}"
     for name in sorted(_SETTABLE - set(OPTIONS))
     if "_" in name
 }
@@ -56,10 +56,11 @@ def option(help: str, *names: str, panel: str = "Run", **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-def results_folder(path: Path | None) -> Path | None:
+def results_folder(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Return the path of a folder for results; refuse that of a file."""
     if path is not None and (path.is_file() or path.name.lower().endswith(SUFFIXES)):
-        raise ConfigError(f"--out names a folder for results, but '{path}' is a file")
+        name = option.opts[0]
+        raise ConfigError(f"{name} names a folder for results, but '{path}' is a file")
     return path
 
 
@@ -262,7 +263,7 @@ def finish(
     except ConfigError as error:  # without its extra there is a table all the same
         print(f"flower-vfl: {error}", file=sys.stderr)
     if as_json:
-        print(json.dumps(found | {"folder": str(study.folder), "report": report}))
+        print_json(found | {"folder": str(study.folder), "report": report})
     show_errors(study)
     if report and not as_json:
         print(report)

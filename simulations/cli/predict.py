@@ -1,6 +1,5 @@
 """``flower-vfl predict``: predictions of a saved run."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def predict(
     if as_json:
         print(frame.to_json(orient="records"))
     else:
-        frame.to_csv(sys.stdout if out is None else out, index=False)
+        text = frame.to_csv(index=False)
+        print(text, end="") if out is None else out.write_text(text, "utf-8")
 
 
 def predict_saved(
@@ -70,9 +70,12 @@ def predict_saved(
     config = replace(config, state_dir=str(state_dir), out=str(folder), resume=False)
     # All parties are in this process.
     config = replace(config, track="", alignment=NONE, sealed=False)
-    if files and (not config.label_party or len(files) != config.parties + 1):
-        text = f"one file for each of {config.parties} passive parties"
-        raise ConfigError(f"new rows need a run on files, {text}, and the label party")
+    if files and not config.label_party:
+        text = f"'{folder}' is a run on the dataset '{config.dataset}', not on files"
+        raise ConfigError(f"{text}; leave out --label-party and --passive")
+    if files and len(files) != config.parties + 1:
+        text = f"the run has passive parties: {config.parties}, new files for"
+        raise ConfigError(f"{text} them: {len(files) - 1}; give --passive for each")
     names = ["label", *(f"passive-{i + 1}" for i in range(config.parties))]
     for name in names:
         if "final" not in DirectoryStore(state_dir / name).tags():

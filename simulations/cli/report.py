@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flower_vfl.leakage.recording import read_recording
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 from flower_vfl.simulations.report import PICTURES_FOLDER, write_figures, write_report
 from flower_vfl.simulations.studies.audit import DEFENSES, findings, leak_table, no_leak
 from flower_vfl.simulations.studies.audit import audit as run_audit
@@ -30,7 +30,7 @@ def report(
     if as_json:
         written = {"pictures": drawn, "figures": plotted}
         listed = {kind: [str(p) for p in paths] for kind, paths in written.items()}
-        print(json.dumps({"report": str(path), **listed}))
+        print_json({"report": str(path), **listed})
     else:
         if plotted:
             print(f"{len(plotted) // 3} figures in {figures}")

@@ -1,6 +1,5 @@
 """``flower-vfl reproduce``: tables and figures of the papers."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 from flower_vfl.simulations.runtime.engines import set_log
 from flower_vfl.simulations.studies.study import Study
 
@@ -72,7 +71,7 @@ def reproduce(
         else:
             show.show_experiment(experiment, frame, quick)
     if as_json:
-        print(json.dumps(documents if len(documents) > 1 else documents[0]))
+        print_json(documents if len(documents) > 1 else documents[0])
     if len(times) > 1 and not quiet:
         _show(["name", "runs", "minutes"], times)
     if failed:
@@ -89,7 +88,7 @@ def _list(as_json: bool) -> None:
         entries.append(dict(zip(heads, known, strict=True)))
         rows.append([each.name, about["title"], str(count), f"{each.minutes:g}"])
     if as_json:
-        return print(json.dumps(entries))
+        return print_json(entries)
     _show(["name", "title", "runs", "minutes"], rows, left=2)
     total = sum(entry["minutes"] for entry in entries) / 60.0
     print(
@@ -101,7 +100,7 @@ def _list(as_json: bool) -> None:
 def _claims(as_json: bool) -> None:
     found = show.all_claims()
     if as_json:
-        return print(json.dumps(found))
+        return print_json(found)
     rows = [[claim[head] for head in show.CLAIM_HEADS] for claim in found]
     _show(show.CLAIM_HEADS, rows, left=len(show.CLAIM_HEADS))
 

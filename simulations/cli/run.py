@@ -1,6 +1,5 @@
 """``flower-vfl run``: one run, from the command line or a TOML file."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from flower_vfl.errors import ConfigError, check_name
 from flower_vfl.leakage.monitor import MEMBERSHIP
 from flower_vfl.privacy import Guarantee
 from flower_vfl.simulations.config import RunConfig
-from flower_vfl.simulations.printing import metric_name, text_tables
+from flower_vfl.simulations.printing import metric_name, print_json, text_tables
 from flower_vfl.simulations.runtime.engines import ENGINES, run_and_attack
 from flower_vfl.simulations.studies.run_metrics import leaks, main_metric, utilities
 from flower_vfl.simulations.studies.tradeoff import untrained
@@ -73,7 +72,7 @@ def run(
     if alone:
         add_alone(document, config)
     if as_json:
-        print(json.dumps(document))
+        print_json(document)
     else:
         show_result(document)
 
@@ -239,8 +238,9 @@ def _defense_lines(records: pd.DataFrame) -> Iterator[str]:
     for (metric, party), found in values.items():
         if metric == AUC_BOUND:
             yield (
-                f"no attack on the gradients of {party} has an AUC above "
-                f"{found.max():.3f} in any step, {found.mean():.3f} on average"
+                "under the defense's assumptions, no attack on the gradients of "
+                f"{party} has an AUC above {found.max():.3f} in any step, "
+                f"{found.mean():.3f} on average"
             )
         if metric == "withheld" and found.any():
             yield f"{party} got no gradient in {found.sum():.0f} of {len(found)} steps"

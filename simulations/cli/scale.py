@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import typer
+from click.core import ParameterSource
 from rich.console import Console
 
 from flower_vfl.errors import ConfigError
@@ -56,6 +58,7 @@ class Size:
 @takes_settings(DEFAULT, without=("parties", "split", "watch_memory", "drop", *_FILES))
 def scale(
     config: RunConfig,
+    context: typer.Context,
     parties: str = "1,2,4,8,16",
     uneven: str = "",
     seeds: int = 1,
@@ -75,7 +78,7 @@ def scale(
     sizes = sizes_of(parties)
     config = replace(config, split=division_of(uneven))
     many = sizes[-1] > COLUMNS[DEFAULT.dataset]
-    if config.dataset == DEFAULT.dataset and many:
+    if many and context.get_parameter_source("dataset") is ParameterSource.DEFAULT:
         config = replace(config, dataset=_WIDEST)
     engine = engine or ("stacked" if many else "in-process")
     columns_of(config, sizes[-1])  # refuses too few columns before anything runs
@@ -220,7 +223,8 @@ def _show(found: Sequence[Size], title: str, markdown: bool) -> None:
         console.print(*text_tables(head, rows, left=0))
     print("leak AUC: mean over the parties / the party that learns most / all together")
     print("per party: ms per party and step, with attacks")
-    print(growth_text(found))
+    if len(found) > 1:
+        print(growth_text(found))
 
 
 def table_of(found: Sequence[Size]) -> tuple[list[str], list[list[str]]]:

@@ -1,6 +1,5 @@
 """``flower-vfl select``: GAFM's Δ and γ, chosen on a subset of the training rows."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -17,7 +16,7 @@ from flower_vfl.simulations.config import RunConfig
 from flower_vfl.simulations.models.registry import build_bottom, build_optimizer
 from flower_vfl.simulations.objectives import objective_for
 from flower_vfl.simulations.parties import load_rows
-from flower_vfl.simulations.printing import text_table
+from flower_vfl.simulations.printing import print_json, text_table
 from flower_vfl.specs import parse_spec
 
 from .options import takes_settings
@@ -48,7 +47,7 @@ def select(
         raise ConfigError(f"{text} (train AUC by delta: {found}); {remedy}")
     balanced = select_gamma(*subset_training(config, fraction, "gamma"))
     if as_json:
-        print(json.dumps(asdict(chosen) | asdict(balanced)))
+        print_json(asdict(chosen) | asdict(balanced))
         return
     aucs, ratios = chosen.train_aucs, chosen.ratios
     rows = [[f"{d:g}", f"{aucs[d]:.3f}", f"{ratio:.3f}"] for d, ratio in ratios.items()]
@@ -66,6 +65,9 @@ def subset_training(
     if config.label_dp or config.label_budget:
         text = "settings are chosen by true labels, which label privacy does not cover"
         raise ConfigError(f"{text}; use public labels without label-dp, label-budget")
+    name, parameters = parse_spec(config.objective)
+    if name != "gafm":
+        raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
     rows = [load_rows(config, index) for index in range(config.parties + 1)]
     label = rows[0]
     if label.labels is None:
@@ -80,12 +82,10 @@ def subset_training(
         return [build_bottom(config.bottom, spec, config.width) for spec in specs]
 
     def make(value: float) -> GAFM:
-        name, parameters = parse_spec(config.objective)
-        parameters[key] = str(value)
-        text = ",".join(f"{k}={v}" for k, v in parameters.items())
-        made = objective_for(replace(config, objective=f"{name}:{text}"), label)
-        if not isinstance(made, GAFM):
-            raise ConfigError(f"{key} is chosen for the objective 'gafm', not '{name}'")
+        given = parameters | {key: str(value)}
+        text = ",".join(f"{k}={v}" for k, v in given.items())
+        made = objective_for(replace(config, objective=f"gafm:{text}"), label)
+        assert isinstance(made, GAFM)
         return made
 
     labels, batch = as_tensors(label.labels)[0][used], config.batch_size or len(used)

@@ -146,8 +146,10 @@ def _numbers(frame: pd.DataFrame, log: Collection[str]) -> NDArray[np.float64]:
     """Return finite numbers and NaN, with the log columns transformed."""
     for name in frame:
         if not pd.api.types.is_numeric_dtype(frame[name].dtype):
-            text = f"column '{name}' was numeric when the preparation was fitted"
-            raise ConfigError(f"{text}, but now holds {frame[name].dtype}")
+            wrong = frame[name][pd.to_numeric(frame[name], errors="coerce").isna()]
+            text = f"column '{name}' was numeric in training"
+            found = [*wrong.dropna(), frame[name].dtype][0]
+            raise ConfigError(f"{text}, but now holds '{found}'")
     values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isinf(values), np.nan, values)
     tailed = frame.columns.isin(list(log))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -195,4 +196,9 @@ def build_optimizer(text: str) -> partial[Optimizer]:
     for key in given:
         check_name(f"parameter of the optimizer '{name}'", key, _TUNED)
     kind = OPTIMIZERS[name]
-    return partial(kind, **typed_arguments("optimizer", name, given, kind, 1))
+    made = partial(kind, **typed_arguments("optimizer", name, given, kind, 1))
+    try:
+        made([torch.zeros(1)])
+    except ValueError as error:  # such as "Invalid learning rate: -1.0"
+        raise ConfigError(f"optimizer '{name}': {error}") from None
+    return made

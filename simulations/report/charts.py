@@ -123,13 +123,18 @@ class Look:
 
     def shape(self) -> alt.Shape:
         """Return the shape channel of points."""
-        values = [SHAPES[n % len(SHAPES)] for n in self.shapes]
+        values = [SHAPES[n % len(SHAPES)] for n in self._turns()]
         return alt.Shape(f"{self.field}:N", title=None, scale=self._scale(values))
 
     def dash(self) -> alt.StrokeDash:
         """Return the dash channel of lines."""
-        values = [DASHES[n % len(DASHES)] for n in self.shapes]
+        values = [DASHES[n % len(DASHES)] for n in self._turns()]
         return alt.StrokeDash(f"{self.field}:N", title=None, scale=self._scale(values))
+
+    def _turns(self) -> list[int]:
+        """Return the shapes, other ones for a colour that is used again."""
+        both = zip(self.shapes, self.colours, strict=True)
+        return [shape + colour // len(SERIES) for shape, colour in both]
 
     def _scale(self, values: list[Any]) -> alt.Scale:
         return alt.Scale(domain=list(self.names), range=values)

@@ -124,7 +124,8 @@ class Report:
             return []
         if self.kind == AUDIT:
             return list(findings(self.study))
-        return list(verdict(comparison(self.study)))
+        target = self.study.extra.get("target_leak")
+        return list(verdict(comparison(self.study), target))
 
     @property
     def chance(self) -> float:

@@ -168,6 +168,9 @@ def findings(study: Study) -> Iterator[str]:
             "gradients: run a comparison to see what it costs and what a training "
             "with it leaks."
         )
+        both = table[best].get("exploit", largest[best])  # it sees embeddings, too
+        if both > largest[best]:
+            yield f"With the embeddings, exploit finds {both:.2f} behind {best}."
     elif largest[VANILLA] > nothing + 0.1:
         yield "None of the defenses that were tried lowers what these gradients leak."
     shown = table.loc[[n for n in OF_EMBEDDINGS if n in table.index], VANILLA]

@@ -110,7 +110,7 @@ def _kind(text: str) -> str:
 def setting_name(name: str) -> str:
     """Return the name of a setting as `RunConfig` has it, or refuse an unknown one."""
     if name.replace("-", "_") not in _FIELDS:
-        raise unknown_name("setting", name, _FIELDS)
+        raise unknown_name("setting", name, [n.replace("_", "-") for n in _FIELDS])
     return _canonical(name)
 
 

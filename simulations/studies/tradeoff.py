@@ -200,6 +200,9 @@ def verdict(document: Row, target: float | None = None) -> Iterator[str]:
     Of the methods that trained, the choice has the largest product of privacy and
     utility, or with a `target` the best utility of those that leak at most that.
     """
+    if not document["metric"]:
+        remedy = "set --test-fraction above 0"
+        yield f"Nothing was evaluated, so no defense can be recommended: {remedy}."
     metric = metric_name(document["metric"])
     rows: Sequence[Row] = [row for row in document["rows"] if "area" in row]
     plain = next((row for row in rows if row["defense"] == VANILLA), None)

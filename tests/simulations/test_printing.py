@@ -53,6 +53,20 @@ def test_what_does_not_fit_is_in_a_second_table() -> None:
     assert text.count("0.1234") == 12 and text.count("a" * 18) == 3
 
 
+@pytest.mark.parametrize("columns", [30, 50])
+def test_a_narrow_terminal_breaks_no_number(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    heads = ["name", *(f"number {n}" for n in range(12))]
+    parts = list(text_tables(heads, [["marvell", *["0.1234"] * 12]]))
+    console = Console(file=io.StringIO(), record=True)
+    console.print(*parts)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= columns
+    assert text.count("0.1234") == 12 and text.count("marvell") == len(parts)
+
+
 def test_a_run_with_many_attacks_fits() -> None:
 
     found = dict.fromkeys(ATTACKS, 0.123)

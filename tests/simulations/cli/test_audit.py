@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cli_cases import call
@@ -19,6 +20,8 @@ from torch import nn
 
 from flower_vfl import InProcessGrid, record_grid
 from flower_vfl.leakage.recording import Recorder
+from flower_vfl.simulations.studies import audit as audit_module
+from flower_vfl.simulations.studies.study import Study
 
 MEAN = "mean:held_out=true"
 FEW = ("--attack", "norm,cosine,stale,similarity:known=false", "--defense")
@@ -84,6 +87,23 @@ def test_an_app_that_is_not_ours(tmp_path: Path, audited: Any, drawn: None) -> N
     page = Path(found["marvell"]["report"]).read_text()  # the last
     for sentence in found["marvell"]["findings"]:
         assert f'<p class="verdict">{escape(sentence)}</p>' in page
+
+
+@pytest.mark.parametrize(("exploit", "told"), [(0.9, True), (0.6, False)])
+def test_what_a_defense_leaves_to_exploit_is_told(
+    exploit: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs embeddings, so that it does not choose the defense of gradients."""
+    leaks = pd.DataFrame(
+        {"none": [1.0, 1.0], "iso": [0.7, exploit], "max-norm": [0.8, 0.5]},
+        index=["cosine", "exploit"],
+    )
+    monkeypatch.setattr(audit_module, "leak_table", lambda study: leaks)
+    study = Study(Path(), "audit", "t", {"task": "binary"})
+    _, helps, *more = audit_module.findings(study)
+    assert helps.startswith("iso lowers what gradients leak from 1.00 to 0.70")
+    sentence = "With the embeddings, exploit finds 0.90 behind iso."
+    assert more == ([sentence] if told else [])
 
 
 def test_a_client_mod_records_several_classes(tmp_path: Path, audited: Any) -> None:

@@ -255,6 +255,20 @@ def test_what_is_wrong_is_said_before_any_run(
     assert not folder.exists()
 
 
+def test_a_comparison_without_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["compare", *TINY, "--seeds", "1", "--defense", "max-norm"]
+    arguments += ["--test-fraction", "0", "--out", str(tmp_path)]
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert (code, err) == (0, "")
+    assert "nan" not in out and "--test-fraction" in out
+    _, out, _ = call(capsys, monkeypatch, *arguments, "--json")
+    found = json.loads(out, parse_constant=pytest.fail)
+    assert found["rows"][0]["utility"]["mean"] is None
+    assert "set --test-fraction above 0" in found["verdict"][0]
+
+
 def test_a_failed_run_is_said_and_the_rest_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

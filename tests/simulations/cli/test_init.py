@@ -135,7 +135,11 @@ def test_what_is_not_given_is_asked_for(
         (["bank.csv", "shop.csv", "--id", "q", "--label", "y"], "no column 'q'"),
         (["bank.csv", "a,b.csv", "--label", "y"], "'a,b.csv' has a comma"),
         (["bank.csv", "else.csv", "--label", "y"], "the files share no id"),
-        (["bank.csv", "twice.csv", "--label", "y"], "no column is in every file"),
+        (["bank.csv", "twice.csv", "--label", "y"], "row: 'id' repeats in 'twice.csv'"),
+        (
+            ["bank.csv", "named.csv", "--label", "y"],
+            "row: the column with the ids needs",
+        ),
     ],
 )
 def test_errors_name_the_remedy(words: list[str], message: str, init: Init) -> None:
@@ -143,6 +147,7 @@ def test_errors_name_the_remedy(words: list[str], message: str, init: Init) -> N
     shop.to_csv("a,b.csv", index=False)
     shop.assign(id=shop["id"] + 1000).to_csv("else.csv", index=False)
     shop.assign(id=1).to_csv("twice.csv", index=False)
+    shop.rename(columns={"id": "key"}).to_csv("named.csv", index=False)
     code, _, error = init("init", *words)
     assert code == 2 and message in error
     assert error.count("\n") == 1

@@ -140,6 +140,8 @@ def test_run_says_what_it_read_but_not_in_json(
             ["--out", "new.parquet"],
             "--out names a folder for results, but 'new.parquet' is a file",
         ),
+        (["--seed", "-1"], "seed must be at least 0, got -1"),
+        (["--learning-rate", "-1"], "'-1' is not a learning rate; write 0.01 or"),
         (["--label-column", "id"], "'id' of '{}' cannot be both id and label"),
         (["--task", "regression"], "'{}', column 'y': a regression needs numbers"),
     ],

@@ -116,6 +116,14 @@ def test_own_files_from_training_to_prediction(
     assert code == 0, error
     again = pd.DataFrame(json.loads(output)).merge(predicted, on="id")
     assert len(again) == 7
+    code, _, error = call(capsys, monkeypatch, "predict", str(out), "--out", "no/x.csv")
+    assert code == 2 and "cannot use 'no/x.csv'" in error
+    swapped = ["--label-party", str(new_shop), "--passive", str(new_bank)]
+    refused = {"new files for them: 0; give --passive": new[:2]}
+    refused[f"'{new_shop}': columns ['income'] are missing"] = swapped
+    for problem, given in refused.items():
+        code, _, error = call(capsys, monkeypatch, "predict", str(out), *given)
+        assert code == 2 and problem in error
     code, _, error = call(capsys, monkeypatch, "predict", str(out), *new[2:])
     assert code != 0 and "--label-party FILE" in " ".join(error.split())
     np.testing.assert_allclose(
@@ -150,11 +158,13 @@ def test_ids_that_do_not_match_are_refused(
         (["--aggregation", "nope"], "concat"),
         (["--objective", "nope"], "cross-entropy"),
         (["--optimizer", "nope"], "adam"),
+        (["--optimizer", "adam:lr=-1"], "optimizer 'adam': Invalid learning rate: -1"),
         (["--engine", "nope"], "in-process"),
         (["--objective", "mean-squared-error"], "binary"),
         (["--dataset", "diabetes", "--objective", "cross-entropy"], "regression"),
         (["--parties", "0"], "parties"),
         (["--parties", "99"], "30 columns"),
+        (["--parties", "99"], "or a smaller --label-share."),
         (["--patience", "2"], "validation"),
         (["--device", "nope"], "cpu"),
         (["--learning-rate", "fast"], "label=0.01"),
@@ -173,6 +183,42 @@ def test_a_wrong_argument_says_what_would_be_right(
     assert code in (1, 2)
     assert expected in error
     assert "Traceback" not in error
+
+
+def test_a_bound_is_stated_with_its_assumptions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--epochs", "1", "--no-alone", "--defense", "marvell:auc=0.65"]
+    _, shown, _ = call(capsys, monkeypatch, *words)
+    line = "under the defense's assumptions, no attack on the gradients of passive-1"
+    assert f"{line} has an AUC above 0.650" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["init", "bank.csv", "shop.csv", "--label", "y", "--out", "no/x.toml"], "no/"),
+        (["align", "bank.csv", "shop.csv", "--out-dir", "bank.csv"], "bank.csv"),
+        (["new", "app-one", "--folder", "bank.csv"], "bank.csv/app-one"),
+        (["compare", "--out", "bank.csv/deep"], "bank.csv/deep"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_named(
+    arguments: list[str],
+    path: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, column in (("bank", "y"), ("shop", "x")):
+        rows = {"id": range(8), column: [0, 1] * 4}
+        pd.DataFrame(rows).to_csv(f"{name}.csv", index=False)
+    code, _, error = call(capsys, monkeypatch, *arguments)
+    assert code == 2 and error.count("\n") == 1
+    assert f"cannot use '{path}" in error and "check the path" in error
+    code, _, error = call(capsys, monkeypatch, "report", ".", "--figures", "bank.csv")
+    assert code == 2 and "--figures names a folder" in error
 
 
 def test_a_clone_does_not_hide_parts_of_the_installed_package() -> None:

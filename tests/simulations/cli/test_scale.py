@@ -191,6 +191,10 @@ def test_many_parties_share_a_wide_dataset_and_compute_as_one(
     code, out, _ = call(capsys, monkeypatch, "scale", *arguments)
     (size,) = json.loads(out)["sizes"]
     assert code == 0 and size["parties"] == 65 and size["columns"] == [15, 16]
+    code, _, err = call(capsys, monkeypatch, "scale", *arguments, "--dataset", "digits")
+    assert code == 2 and "64 columns are too few" in err  # not what was asked for
+    code, out, _ = call(capsys, monkeypatch, "scale", *arguments[:4], *arguments[5:])
+    assert code == 0 and "of linear" not in out  # one size does not grow
     for path in tmp_path.rglob("result.json"):
         found = json.loads(path.read_text())
         assert (found["engine"], found["config"]["dataset"]) == ("stacked", "synthetic")

@@ -45,7 +45,10 @@ def test_settings_of_a_file(
     ("arguments", "words"),
     [
         (("--deltas", "a"), "are not numbers"),
-        (("--objective", "cross-entropy"), "unknown parameter 'delta'"),
+        (
+            ("--objective", "cross-entropy"),
+            "for the objective 'gafm', not 'cross-entropy'",
+        ),
         (("--dataset", "nothing"), "unknown dataset 'nothing'"),
     ],
 )

@@ -95,7 +95,11 @@ def test_a_parameter_is_found_wherever_it_is(
 @pytest.mark.parametrize(
     ("defenses", "value", "problem"),
     [
-        (["none"], "nothing=1", "unknown setting 'nothing'; known: .*width"),
+        (
+            ["none"],
+            "nothing=1",
+            "unknown setting 'nothing'; known: .*batch-size.*width",
+        ),
         (["none"], "nothing.s=1", "unknown method 'nothing'; known: .*marvell"),
         (["none"], "seed", "is not name=value"),
         (["none"], "seed=,", "is not name=value"),

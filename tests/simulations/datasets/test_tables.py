@@ -96,7 +96,9 @@ def test_new_rows_and_json() -> None:
         assert torch.equal(tensor, whole[[5, 150, 7]])
     with pytest.raises(ConfigError, match=r"columns \['age'\] are missing"):
         again.apply(frame.drop(columns="age"))
-    with pytest.raises(ConfigError, match="'age' was numeric"):
+    with pytest.raises(
+        ConfigError, match="'age' was numeric in training, but now holds 'old'"
+    ):
         again.apply(frame.assign(age="old"))
 
 

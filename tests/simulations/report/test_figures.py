@@ -6,9 +6,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flower_vfl.simulations.report.data import short_names, short_party
+from flower_vfl.simulations.report.data import Report, short_names, short_party
 from flower_vfl.simulations.report.figures import binned, calibration, stairs
 from flower_vfl.simulations.studies.tradeoff import area
+
+
+def test_many_settings_do_not_look_the_same() -> None:
+    names = [f"defense-{number}" for number in range(16)]
+    for families in (names, ["marvell"] * len(names)):
+        runs = pd.DataFrame({"setting": names, "family": families})
+        look = Report("t", "compare", runs, pd.DataFrame(), {}, {}).look
+        colours, *others = (
+            map(str, channel.to_dict()["scale"]["range"])
+            for channel in (look.colour(), look.shape(), look.dash())
+        )
+        colours = list(colours)
+        for other in others:
+            assert len(set(zip(colours, other, strict=True))) == len(names)
 
 
 def test_stairs_by_hand() -> None:

@@ -14,6 +14,7 @@ from study_cases import document_of
 
 from flower_vfl.simulations.cli import options
 from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.report.data import load_report
 from flower_vfl.simulations.studies import trials as trials_module
 from flower_vfl.simulations.studies.methods import Method, parse_method
 from flower_vfl.simulations.studies.target import STRENGTHS, Search, find_settings
@@ -118,6 +119,14 @@ def test_the_command_finds_settings_and_goes_on(
     assert found["tried"]["marvell"]["marvell:s=5"] == pytest.approx(0.5 + 0.5 / 6)
     code, out, _ = call(capsys, monkeypatch, *arguments)
     assert code == 0 and len(runs) == made  # nothing is run again
+    assert load_report(tmp_path).verdict == found["verdict"]
+    arguments[-1] = "0.50001"  # no defense keeps it: the report says so too
+    code, out, _ = call(capsys, monkeypatch, *arguments, "--json")
+    told = json.loads(out)["verdict"]
+    assert told[0].startswith("No defense keeps") and code == 0
+    assert load_report(tmp_path).verdict == told
+    arguments[-1] = "0.65"
+    code, out, _ = call(capsys, monkeypatch, *arguments)
     assert "tried for marvell: marvell:s=5 0.58, " in out
     for wrong in ("0.4", "1.5"):
         code, _, err = call(capsys, monkeypatch, *arguments[:-1], wrong)
