@@ -218,9 +218,8 @@ class Party:
             problem = f"has trained {self.step} steps and was asked for step {step}"
             remedy = "Restore all parties to one checkpoint"
             raise PartyError(self.name, problem, remedy, step)
-        schedule = self.configured()
         if epoch != self._epoch:
-            self._batches = schedule.training_batches(epoch)
+            self._batches = self.configured().training_batches(epoch)
             self._epoch = epoch
         if not 0 <= index < len(self._batches):
             count = f"which has only {len(self._batches)} batches"

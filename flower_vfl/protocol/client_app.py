@@ -316,7 +316,8 @@ def _embed(session: Session, content: Content, context: Context) -> Content:
 
 def _train_step(session: Session, content: Content, context: Context) -> Content:
     party = _label(session)
-    session.policy.check_restores(party.name, session.restores)
+    if session.restores:  # steps that failed are among them
+        session.policy.check_restores(party.name, session.restores)
     wants_labels = bool(content.config.get("labels", False))
     if wants_labels and not party.trust_server:
         raise untrusted(party.name, "labels", content.step)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Self, cast
 
 from flower_vfl.errors import ConfigError
@@ -52,7 +53,7 @@ class TrainingConfig:
     local_cache: int = 5
     local_threshold: float = 0.5
 
-    @property
+    @cached_property
     def under_way(self) -> int:
         """Requests to a party that may have no reply yet, which it answers again.
 
