@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan, nan
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flower_vfl.simulations.config import RunConfig
+from flower_vfl.simulations.config import RunConfig, parts
 from flower_vfl.simulations.papers.experiments import experiment_names, load_experiment
 from flower_vfl.simulations.papers.reproduce import KIND, cells_of, measured
 from flower_vfl.simulations.results import RUN
@@ -22,6 +23,8 @@ from .data import PLAIN, Report
 Cell = tuple[str, float | None]  # what is written, and the number that it is sorted by
 # Where a run was kept; says nothing about it.
 _ELSEWHERE = {"out", "state_dir", "resume", "data_dir"}
+_FILES = {"label_party", "passive", "nodes", "certificate", "private_key"}
+_FILES |= {"root_certificate"}  # shown without their folders: a report may be mailed
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def settings_tables(report: Report) -> list[Table]:
     """Return the settings of the runs and the versions of what ran them."""
     documents = pd.DataFrame(list(report.documents.values()))
     configs = _distinct(documents["config"])
+    configs |= {n: [*map(_file_names, configs[n])] for n in _FILES & configs.keys()}
     versions = _distinct(documents["versions"])
     defaults = {name: [str(value)] for name, value in asdict(RunConfig()).items()}
     names = [name for name in configs if name not in _ELSEWHERE]
@@ -160,6 +164,10 @@ def settings_tables(report: Report) -> list[Table]:
         Table("Versions", ["package", "version"], _listed(versions)),
         Table("Settings left at their defaults", heads, _listed(usual), folded=True),
     ]
+
+
+def _file_names(paths: str) -> str:
+    return ", ".join(Path(path).name for path in parts(paths))
 
 
 def _distinct(mappings: pd.Series[Any]) -> dict[str, list[str]]:

@@ -162,6 +162,18 @@ def test_the_label_party_alone_is_a_line(tmp_path: Path, plain_folder: Path) -> 
     assert "label party alone" in read(write_report(tmp_path))[0]
 
 
+def test_files_are_shown_without_their_folders(
+    tmp_path: Path, plain_folder: Path
+) -> None:
+    run = next((plain_folder / "runs").iterdir())
+    document = json.loads((run / "result.json").read_text())
+    files = {"label_party": "/secret/bank.csv", "passive": "/secret/a.csv,secret/b.csv"}
+    document["config"] |= files
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    page = read(write_report(tmp_path))[0]
+    assert "bank.csv" in page and "a.csv, b.csv" in page and "secret" not in page
+
+
 def test_every_section_is_there_and_the_file_is_small(made_report: Path) -> None:
     _, page = read(made_report)
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
