@@ -83,7 +83,8 @@ def test_one_process(unsealed: Outcome, tmp_path: Path) -> None:
         ]
 
 
-def test_several_batches_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [5, 8192])  # of which an evaluation goes ahead
+def test_several_batches_under_way(rows: int, tmp_path: Path) -> None:
     """In one process, and where only the node state survives, after a power cut."""
     found = []
     grids: list[Callable[[Path], Grid]] = [
@@ -92,8 +93,9 @@ def test_several_batches_under_way(tmp_path: Path) -> None:
     ]
     for number, make in enumerate(grids):
         folder, sealed = tmp_path / str(number), number > 0
-        saved = Checkpoints(every=2, keep_final=True, folder=folder)
-        given = {"pipeline": 2, "batch_size": 6, "checkpoints": saved}
+        saved = Checkpoints(every=4, keep_final=True, folder=folder)
+        given: dict[str, Any] = {"pipeline": 2, "batch_size": 6, "checkpoints": saved}
+        given["evaluation_rows"] = rows
         if sealed:
             with pytest.raises(PowerCutError):
                 cut = cut_at(make(folder), Verb.TRAIN_STEP, 4)
