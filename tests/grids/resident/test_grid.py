@@ -191,10 +191,8 @@ def test_a_message_expires_with_its_ttl(make_grid: GridMaker) -> None:
 
 def test_a_message_may_live_for_a_year(make_grid: GridMaker) -> None:
     grid = make_grid(1)
-    [node] = grid.open()
-    message = Message(RecordDict(), node, "query.echo", ttl=365 * 24 * 3600.0)
-    [reply] = grid.send_and_receive([message])
-    assert reply.has_content()
+    asked = Message(RecordDict(), *grid.open(), "query.echo", ttl=365 * 24 * 3600.0)
+    assert [each.has_content() for each in grid.send_and_receive([asked])] == [True]
 
 
 def test_arrays_far_above_the_default_of_grpc(make_grid: GridMaker) -> None:
@@ -327,8 +325,7 @@ def test_nodes_can_be_opened_after_the_wrapped_grid_failed(
         patch.setattr(plain_of(grid), method, fail)
         with pytest.raises(ConnectionError):
             grid.open()
-    messages = to_all(grid, weights(), "train")
-    replies = list(grid.send_and_receive(messages, timeout=5))
+    replies = grid.send_and_receive(to_all(grid, weights(), "train"), timeout=5)
     assert [reply.has_content() for reply in replies] == [True, True]
 
 
