@@ -50,8 +50,8 @@ class NodePolicy:
     require_sealed : bool (default: False)
         Whether embeddings and gradients must travel encrypted.
     sealed_for : str (default: "")
-        The only party that may be the label party of a sealed run; empty for any of
-        those whose keys are pinned. Otherwise a server could name one that helps it.
+        The only party that may be the label party of a sealed run; empty allows any
+        party whose key is pinned, even one that colludes with the server.
     require_tls : bool (default: False)
         Whether this node connects to a resident grid with a certificate only.
 

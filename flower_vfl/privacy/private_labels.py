@@ -51,7 +51,8 @@ class PrivateLabels:
         self.key = 0
         self._objective, self._ids = objective, list(ids)
         if len(set(map(str, self._ids))) < len(self._ids):
-            raise ConfigError("two ids are one text, such as 7 and '7', and one draw")
+            text = "two ids are the same text, such as 7 and '7', and would share noise"
+            raise ConfigError(f"{text}; give each row an id of its own")
         self._noisy = labels
         self._known = labels  # those of canaries included, for the meter
         classes = int(getattr(objective, "classes", 2))

@@ -286,7 +286,7 @@ def test_two_ids_of_one_text_are_refused() -> None:
     label, passive = simple_parties(label_privacy=LabelPrivacy(auc=0.6))
     for party in (label, *passive):
         party.ids = [7, "7", *range(100, 100 + label.own_rows - 2)]
-    with pytest.raises(PartyError, match="two ids are one text"):
+    with pytest.raises(PartyError, match="two ids are the same text"):
         train([label, *passive], epochs=1)
 
 
